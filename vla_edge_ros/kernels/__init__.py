@@ -1,0 +1,1 @@
+"""Transformer operations; every backend offers the same names."""

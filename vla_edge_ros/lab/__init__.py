@@ -1,0 +1,1 @@
+"""Evidence: benchmarks, reports, training."""

@@ -1,0 +1,1 @@
+"""Training of the embedded default policy (needs the extra 'train')."""

@@ -1,0 +1,1 @@
+"""From a picture and a sentence to a chunk of actions."""

@@ -1,0 +1,1 @@
+"""Host: recorded bags."""

@@ -1,0 +1,1 @@
+"""The real-time core: frame transport, admission, action queue and the control loop."""

@@ -1,0 +1,1 @@
+"""Host: the simulated robot, in MuJoCo."""

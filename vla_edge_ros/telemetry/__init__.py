@@ -1,0 +1,1 @@
+"""What happened: stages, ages, traces. Observes and decides nothing."""
