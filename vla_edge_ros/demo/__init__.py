@@ -1,0 +1,1 @@
+"""One command that runs the whole system and says how fresh every action was."""
