@@ -1,0 +1,76 @@
+"""What the engine costs in virtual time, stage by stage."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.telemetry.stages import Stage
+
+
+class LatencyModel(Protocol):
+    """A source of stage costs for :class:`~vla_edge_ros.runtime.runner.VirtualRunner`."""
+
+    def draw(self) -> Mapping[Stage, int]:
+        """Return the cost of every modelled stage of the next run, ns."""
+        ...
+
+
+def _check_ns(stage: Stage, values: np.ndarray) -> None:
+    if values.size == 0 or values.min() < 0:
+        raise ConfigError(f'latency of {stage.value}', 'must be one or more times >= 0 ns', values)
+
+
+class FixedLatency:
+    """
+    Every run costs the same.
+
+    Parameters
+    ----------
+    stage_ns : mapping of Stage to int
+        Cost of each stage, ns; a stage left out costs nothing.
+
+    """
+
+    def __init__(self, stage_ns: Mapping[Stage, int]):
+        self._stage_ns = {Stage(stage): int(ns) for stage, ns in stage_ns.items()}
+        for stage, ns in self._stage_ns.items():
+            _check_ns(stage, np.array([ns]))
+
+    def draw(self) -> Mapping[Stage, int]:
+        """Return the fixed costs."""
+        return self._stage_ns
+
+
+class RecordedLatency:
+    """
+    Runs drawn with replacement from a recording.
+
+    A run is drawn whole, so that stages that were slow together stay slow together.
+
+    Parameters
+    ----------
+    samples : mapping of Stage to int [runs]
+        Measured cost of each stage, ns; row ``i`` of every stage is the same run.
+    seed : int
+        Equal seeds give equal sequences.
+
+    """
+
+    def __init__(self, samples: Mapping[Stage, np.ndarray], seed: int = 0):
+        self._samples = {
+            Stage(stage): np.asarray(values, np.int64) for stage, values in samples.items()
+        }
+        for stage, values in self._samples.items():
+            _check_ns(stage, values)
+        lengths = {values.shape for values in self._samples.values()}
+        if len(lengths) != 1 or len(next(iter(lengths))) != 1:
+            raise ConfigError('samples', 'must be equally long rows, one a stage', lengths)
+        self._runs = next(iter(lengths))[0]
+        self._rng = np.random.default_rng(seed)
+
+    def draw(self) -> Mapping[Stage, int]:
+        """Return the costs of one recorded run."""
+        run = self._rng.integers(self._runs)
+        return {stage: int(values[run]) for stage, values in self._samples.items()}
