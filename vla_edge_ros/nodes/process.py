@@ -1,0 +1,117 @@
+"""
+One node, one process: start it, spin it, and end it in order whatever signal comes when.
+
+This module imports nothing heavy, so that the signal handlers stand before rclpy, OpenCV and
+Numba are loaded. SIGINT and SIGTERM only set a flag; code that may be abandoned at any line
+(imports, loading weights, compiling) runs inside :meth:`StopRequest.interruptible`, where the
+signal raises. Everything else, above all what creates shared memory, runs to its end first.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+import importlib
+import signal
+import sys
+import traceback
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SPIN_TIMEOUT_S = 0.1
+
+
+class Interrupted(BaseException):
+    """Raised inside :meth:`StopRequest.interruptible`; no ``except Exception`` swallows it."""
+
+
+class StopRequest:
+    """The wish of SIGINT or SIGTERM that this process end."""
+
+    def __init__(self):
+        self.requested = False
+        self._may_raise = False
+
+    def install(self) -> None:
+        """Take over both signals, also those that a parent blocked until now."""
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def ignore_further(self) -> None:
+        """Leave the interpreter's own shutdown undisturbed."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let a signal end the block by raising ``Interrupted``; it may have come before."""
+        self._may_raise = True
+        try:
+            if self.requested:
+                raise Interrupted
+            yield
+        finally:
+            self._may_raise = False
+
+    def _handle(self, _number, _frame) -> None:
+        self.requested = True
+        if self._may_raise:
+            self._may_raise = False
+            raise Interrupted
+
+
+def run_node(module: str, class_name: str) -> int:
+    """
+    Run one node until a signal comes or the node is done.
+
+    Parameters
+    ----------
+    module, class_name : str
+        Where the node's class lives. It is built as ``cls(interruptible)``, offers ``close()``
+        to join its threads and ``finished`` to end by itself.
+
+    Returns
+    -------
+    int
+        Exit code: 0 after a signal or a finished node, 1 when the node could not be built.
+
+    """
+    stop = StopRequest()
+    stop.install()
+    try:
+        with stop.interruptible():
+            import rclpy
+            from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+            from rclpy.signals import SignalHandlerOptions
+
+            from vla_edge_ros.errors import VlaEdgeError
+
+            node_class = getattr(importlib.import_module(module), class_name)
+    except Interrupted:
+        stop.ignore_further()
+        return 0
+
+    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+    executor = SingleThreadedExecutor()
+    node, code = None, 0
+    try:
+        node = node_class(stop.interruptible)
+        executor.add_node(node)
+        while not (stop.requested or node.finished):
+            executor.spin_once(timeout_sec=SPIN_TIMEOUT_S)
+    except (Interrupted, ExternalShutdownException):
+        pass
+    except VlaEdgeError as error:
+        print(f'{class_name}: {error}', file=sys.stderr)
+        code = 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    finally:
+        stop.ignore_further()
+        # The order matters: shutting rclpy down under a running executor or thread aborts.
+        if node is not None:
+            node.close()
+        executor.shutdown()
+        if node is not None:
+            node.destroy_node()
+        rclpy.try_shutdown()
+    return code
