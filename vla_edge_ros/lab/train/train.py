@@ -1,0 +1,335 @@
+"""
+Train the embedded default policy: ``vla-edge train``.
+
+Films streams of the simulated table, trains the network by behaviour cloning of the scripted
+expert, and writes a checkpoint the runtime loads. Every random choice follows from ``--seed``;
+an interrupted run goes on from its last saved state.
+"""
+
+import argparse
+from dataclasses import dataclass
+import json
+import os
+from pathlib import Path
+import time
+
+import numpy as np
+
+from vla_edge_ros.errors import BackendUnavailable, ConfigError
+from vla_edge_ros.lab.record import environment_record
+from vla_edge_ros.lab.train.dataset import collect, sample_histories, StreamShape
+from vla_edge_ros.lab.train.tokenizer import (
+    BEGIN_TOKEN, build_tokenizer, save_tokenizer, TEXT_TOKENS)
+from vla_edge_ros.policy.config import TransformerConfig
+from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.sim.scene import WORKSPACE_X, WORKSPACE_Y
+
+BINS = 256
+LABEL_SIGMA_BINS = 2.5  # targets are Gaussians over bins: near misses are nearly right
+TOKEN_NOISE_BINS = 3.0  # fed-back tokens are jittered, as the policy's own will be off
+EARLY_TOKEN_WEIGHTS = (2.0, 2.0, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0)
+HISTORY_POOL = 4096
+VALIDATION_STREAMS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Size of a training run; ``learning_rate`` is the peak of a cosine with warm-up."""
+
+    streams: int
+    frames: int
+    steps: int
+    batch: int
+    learning_rate: float
+    seed: int
+
+
+def transformer_section() -> dict:
+    """Return the Hugging Face part of the default policy's ``config.json``."""
+    return {
+        'model_type': 'qwen2', 'architectures': ['Qwen2ForCausalLM'],
+        'vocab_size': TEXT_TOKENS + BINS, 'hidden_size': 128, 'intermediate_size': 384,
+        'num_hidden_layers': 4, 'num_attention_heads': 4, 'num_key_value_heads': 2,
+        'rms_norm_eps': 1e-6, 'rope_theta': 10000.0, 'tie_word_embeddings': True,
+        'max_position_embeddings': 1024, 'hidden_act': 'silu', 'torch_dtype': 'bfloat16',
+    }
+
+
+def default_config() -> PolicyConfig:
+    """Return the configuration of the embedded default policy."""
+    reach_x, reach_y = 1.1 * WORKSPACE_X, 1.1 * WORKSPACE_Y  # a margin at the table's edge
+    return PolicyConfig(
+        transformer=TransformerConfig.from_hugging_face(transformer_section()),
+        image_width=96, image_height=80, patch_size=16,
+        image_mean=(0.45, 0.45, 0.45), image_std=(0.25, 0.25, 0.25),
+        vision_hidden_size=128, vision_intermediate_size=256,
+        proprioception_mean=(0.0, 0.0), proprioception_std=(0.17, 0.14),
+        prompt_slots=24, kv_slots=256,
+        grounding_low=(-reach_x, -reach_y), grounding_high=(reach_x, reach_y),
+        action_low=(-1.0, -1.0), action_high=(1.0, 1.0),
+        chunk_steps=3, step_ms=1000.0 / 30.0,
+        bins=BINS, begin_token=1, action_token_offset=TEXT_TOKENS,
+        joint_names=('gantry_x', 'gantry_y'),
+    )
+
+
+def values_to_bins(values: np.ndarray, low, high, bins: int) -> np.ndarray:
+    """Return the real-valued bin coordinate of ``values``; bin ``i`` is centred on ``i``."""
+    low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+    return np.clip((values - low) / (high - low) * bins - 0.5, 0, bins - 1)
+
+
+class StreamSet:
+    """All streams of a run in memory, and batches of them on a device."""
+
+    def __init__(self, shards: list[Path], config: PolicyConfig, tokenizer, device, seed: int):
+        parts = []
+        for path in shards:
+            with np.load(path, allow_pickle=False) as archive:
+                parts.append({key: archive[key] for key in archive.files})
+        self.arrays = {
+            key: np.concatenate([part.pop(key) for part in parts]) for key in list(parts[0])}
+        self.config = config
+        self.device = device
+        self.count, self.frames = self.arrays['proprioception'].shape[:2]
+        grounding = values_to_bins(
+            self.arrays['grounding'], config.grounding_low, config.grounding_high, config.bins)
+        actions = values_to_bins(
+            self.arrays['actions'], config.action_low, config.action_high, config.bins)
+        self.targets = np.concatenate(
+            [grounding, actions.reshape(*actions.shape[:2], -1)], -1).astype(np.float32)
+        self._encode(tokenizer)
+        rng = np.random.default_rng(seed)
+        self.histories, self.history_lengths = sample_histories(
+            rng, HISTORY_POOL, self.frames, config.max_frames)
+
+    def _encode(self, tokenizer) -> None:
+        texts = self.arrays['instructions'].reshape(-1).tolist()
+        width = self.config.prompt_slots
+        self.prompt_ids = np.zeros((len(texts), width), np.int64)
+        lengths = np.zeros(len(texts), np.int64)
+        for i, ids in enumerate(tokenizer(texts)['input_ids']):
+            self.prompt_ids[i, :len(ids)] = ids
+            lengths[i] = len(ids)
+        self.prompt_ids = self.prompt_ids.reshape(-1, 2, width)
+        self.prompt_lengths = lengths.reshape(-1, 2)
+
+    def batch(self, rows: np.ndarray, rng: np.random.Generator):
+        """Return ``(Stream, targets [B, T, decode_tokens] in bins)`` for the given streams."""
+        import torch
+
+        from vla_edge_ros.lab.train.model import Stream
+
+        c = self.config
+        targets = self.targets[rows]
+        noisy = targets[..., :-1] + rng.normal(0, TOKEN_NOISE_BINS, targets[..., :-1].shape)
+        decode_ids = np.full(targets.shape, c.begin_token, np.int64)
+        decode_ids[..., 1:] = c.action_token_offset + np.clip(
+            np.rint(noisy), 0, c.bins - 1).astype(np.int64)
+        plan = rng.integers(len(self.histories), size=len(rows))
+
+        def send(array):
+            return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+        stream = Stream(
+            images=send(self.arrays['images'][rows]),
+            proprioception=send(self.arrays['proprioception'][rows]),
+            prompt_ids=send(self.prompt_ids[rows]),
+            prompt_lengths=send(self.prompt_lengths[rows]),
+            prompt_index=send(self.arrays['prompt_index'][rows]),
+            history=send(self.histories[plan]),
+            history_lengths=send(self.history_lengths[plan]),
+            decode_ids=send(decode_ids),
+        )
+        return stream, send(targets)
+
+
+def standardised(images, config: PolicyConfig, generator=None):
+    """Standardise uint8 images; with a generator also vary brightness, contrast and noise."""
+    import torch
+
+    x = images.float() / 255.0
+    if generator is not None:
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, device=images.device)
+
+        batch = images.shape[0]
+        x = x * (1 + 0.12 * normal(batch, 1, 1, 1, 1)) + 0.05 * normal(batch, 1, 1, 1, 3)
+        x = (x + 0.02 * normal(*x.shape)).clamp(0, 1)
+    mean = torch.tensor(config.image_mean, device=images.device)
+    std = torch.tensor(config.image_std, device=images.device)
+    return (x - mean) / std
+
+
+def soft_cross_entropy(logits, targets, bins: int):
+    """Weighted cross-entropy against Gaussians around real-valued bins; also the mean error."""
+    import torch
+
+    centres = torch.arange(bins, device=logits.device)
+    distance = centres - targets.unsqueeze(-1)
+    label = torch.softmax(-0.5 * (distance / LABEL_SIGMA_BINS) ** 2, -1)
+    loss = -(label * torch.log_softmax(logits.float(), -1)).sum(-1)
+    weights = torch.tensor(EARLY_TOKEN_WEIGHTS, device=logits.device)[:logits.shape[2]]
+    error = (logits.argmax(-1) - targets).abs().mean((0, 1))
+    return (loss * weights).mean(), error
+
+
+def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: int) -> dict:
+    """
+    Collect, train and write the checkpoint to ``out``; intermediate state lives in ``work``.
+
+    Returns
+    -------
+    dict
+        The figures that go into the card: validation errors, samples, seconds.
+
+    """
+    try:
+        import torch
+    except ImportError:
+        raise BackendUnavailable(
+            'train', "must find PyTorch: pip install 'vla-edge-ros[train]'", 'no torch') from None
+    from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    from vla_edge_ros.lab.train import checkpoint
+    from vla_edge_ros.lab.train.model import PolicyNetwork
+
+    started = time.monotonic()
+    torch.manual_seed(settings.seed)
+    config = default_config()
+    tokenizer = build_tokenizer(config.bins, settings.seed)
+    if tokenizer.convert_tokens_to_ids(BEGIN_TOKEN) != config.begin_token:
+        raise RuntimeError('the begin token moved')
+    shape = StreamShape(
+        settings.frames, config.image_width, config.image_height,
+        config.chunk_steps, config.step_ms / 1000.0)
+
+    columns = [*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn()]
+    with Progress(*columns) as progress:
+        total = settings.streams + VALIDATION_STREAMS
+        task = progress.add_task('film streams', total=total)
+        shards = []
+        seed_base = settings.seed * 10_000_000
+        for path in collect(work / 'streams', total, seed_base, shape, workers):
+            shards.append(path)
+            progress.update(task, completed=min(len(shards) * 128, total))
+        data = StreamSet(shards, config, tokenizer, device, settings.seed)
+
+        network = PolicyNetwork(config).to(device)
+        optimizer = _optimizer(network, settings)
+        state = work / f'state_{settings.seed}.safetensors'
+        first = checkpoint.restore(state, network, optimizer) if state.exists() else 0
+        generator = torch.Generator(device=device)
+        task = progress.add_task('train', total=settings.steps, completed=first)
+        for step in range(first, settings.steps):
+            rng = np.random.default_rng([settings.seed, step])
+            generator.manual_seed(settings.seed * 1_000_003 + step)
+            rows = rng.integers(VALIDATION_STREAMS, data.count, settings.batch)
+            stream, targets = data.batch(rows, rng)
+            for group in optimizer.param_groups:
+                group['lr'] = _learning_rate(settings, step)
+            with torch.autocast(device, torch.bfloat16, enabled=device == 'cuda'):
+                logits = network(stream, standardised(stream.images, config, generator))
+            loss, error = soft_cross_entropy(logits, targets, config.bins)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            if step % 50 == 0:
+                bins = ' '.join(f'{value:.1f}' for value in error.tolist())
+                progress.update(
+                    task, completed=step, description=f'loss {loss.item():.3f} off {bins} bins')
+            if step % 200 == 0 and not progress.console.is_terminal:
+                progress.console.print(f'step {step} loss {loss.item():.3f} bins off {bins}')
+            if (step + 1) % 500 == 0:
+                checkpoint.save(state, step + 1, network, optimizer)
+        progress.update(task, completed=settings.steps)
+
+    figures = {
+        'validation_bins_off': _validate(network, data, settings),
+        'frames': settings.streams * settings.frames,
+        'steps': settings.steps, 'batch_streams': settings.batch, 'seed': settings.seed,
+        'seconds': round(time.monotonic() - started, 1), 'device': device,
+        'environment': environment_record(),
+    }
+    checkpoint.export(out, network, {**transformer_section(), 'vla': config.vla_section()})
+    save_tokenizer(tokenizer, out)
+    (out / 'training.json').write_text(json.dumps(figures, indent=1) + '\n')
+    return figures
+
+
+def _optimizer(network, settings: TrainSettings):
+    import torch
+
+    matrices = [p for p in network.parameters() if p.ndim >= 2]
+    vectors = [p for p in network.parameters() if p.ndim < 2]
+    groups = [{'params': matrices, 'weight_decay': 0.05}, {'params': vectors, 'weight_decay': 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98))
+
+
+def _learning_rate(settings: TrainSettings, step: int) -> float:
+    warm_up = min(1.0, (step + 1) / 200)
+    return settings.learning_rate * warm_up * (
+        0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * step / settings.steps)))
+
+
+def _validate(network, data: StreamSet, settings: TrainSettings) -> list[float]:
+    """Mean distance in bins of each decoded token from the expert's, on unseen streams."""
+    import torch
+
+    errors = []
+    rng = np.random.default_rng(settings.seed)
+    with torch.no_grad():
+        for start in range(0, VALIDATION_STREAMS, 64):
+            rows = np.arange(start, start + 64)
+            stream, targets = data.batch(rows, rng)
+            logits = network(stream, standardised(stream.images, data.config))
+            errors.append(soft_cross_entropy(logits, targets, data.config.bins)[1])
+    return [round(value, 3) for value in torch.stack(errors).mean(0).tolist()]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``vla-edge train``."""
+    parser.add_argument('--out', type=Path, default=Path('out/policy'), help='checkpoint folder')
+    parser.add_argument('--work', type=Path, default=Path('out/train'),
+                        help='films and resumable state')
+    parser.add_argument('--streams', type=int, default=24_000, help='training films')
+    parser.add_argument('--frames', type=int, default=16, help='frames a film')
+    parser.add_argument('--steps', type=int, default=8_000, help='optimizer steps')
+    parser.add_argument('--batch', type=int, default=64, help='films a step')
+    parser.add_argument('--learning-rate', type=float, default=2e-3)
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--device', choices=['auto', 'cpu', 'cuda'], default='auto')
+    parser.add_argument('--workers', type=int, default=os.cpu_count() or 1,
+                        help='processes that film')
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``vla-edge train``."""
+    for name in ('streams', 'frames', 'steps', 'batch', 'workers'):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f'--{name}', 'must be >= 1', getattr(arguments, name))
+    device = arguments.device
+    if device == 'auto':
+        try:
+            import torch
+            device = 'cuda' if torch.cuda.is_available() else 'cpu'
+        except ImportError:
+            device = 'cpu'
+    settings = TrainSettings(
+        arguments.streams, arguments.frames, arguments.steps, arguments.batch,
+        arguments.learning_rate, arguments.seed)
+    figures = train(settings, arguments.out, arguments.work, device, arguments.workers)
+    print(f'wrote {arguments.out}; bins off on unseen films: {figures["validation_bins_off"]}')
+    return 0
+
+
+def main() -> int:
+    """Run as ``python -m vla_edge_ros.lab.train.train``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,257 @@
+"""
+The streaming policy: pictures and a sentence in, chunks of actions out.
+
+``observe`` writes a frame's tokens into the KV cache; ``act`` decodes a chunk from all that the
+cache holds and leaves no trace in it. A new instruction re-reads the prompt and keeps the
+stream.
+"""
+
+from dataclasses import dataclass
+import os
+from pathlib import Path
+import time
+
+import numpy as np
+
+from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
+from vla_edge_ros.kernels import load_backend
+from vla_edge_ros.kernels.memory_plan import Buffer
+from vla_edge_ros.policy.action_tokens import ActionChunk, ActionTokenizer
+from vla_edge_ros.policy.decoder import Transformer
+from vla_edge_ros.policy.eviction import make_eviction_policy
+from vla_edge_ros.policy.kv_cache import CacheLayout, KVCache
+from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.policy.vision import VisionEncoder
+from vla_edge_ros.policy.weights import check_weights, read_tensors, to_float32
+from vla_edge_ros.telemetry.stages import Stage
+
+DEFAULT_POLICY = Path(__file__).resolve().parent.parent / 'policies' / 'track'
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What observing one frame did: the frame that left for it, frames held, time spent."""
+
+    frame_id: int
+    evicted_frame_id: int | None
+    num_frames: int
+    stage_ns: dict[Stage, int]
+
+
+class Policy:
+    """
+    One checkpoint on one backend with its cache; not safe to use from two threads at once.
+
+    Made by :meth:`load`.
+    """
+
+    def __init__(self, config, tokenizer, vision, proprioception, transformer, cache):
+        self.config: PolicyConfig = config
+        self.instruction: str | None = None
+        self.cache: KVCache = cache
+        self.transformer: Transformer = transformer
+        self._tokenizer = tokenizer
+        self._vision: VisionEncoder = vision
+        self._state_weight, self._state_bias = proprioception
+        self._actions = ActionTokenizer(config)
+        self._state_mean = np.asarray(config.proprioception_mean, np.float32)
+        self._state_std = np.asarray(config.proprioception_std, np.float32)
+        self._tokens = np.empty(
+            (config.slots_per_frame, config.transformer.hidden_size), np.float32)
+        self._newest_stamp_ns = 0
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str = DEFAULT_POLICY,
+        *,
+        backend: str = 'auto',
+        kv_slots: int = 0,
+        eviction: str = 'semantic',
+        pin_first: bool = False,
+        pin_newest: bool = True,
+        weights_dtype: str = 'auto',
+    ) -> 'Policy':
+        """
+        Load ``config.json``, ``model.safetensors`` and the tokenizer from a folder.
+
+        Parameters
+        ----------
+        folder : Path or str
+            Checkpoint folder.
+        backend : {'auto', 'cpu', 'reference'}
+            Kernels to run on.
+        kv_slots : int
+            Size of the frames region, slots; 0 takes the checkpoint's.
+        eviction : {'semantic', 'fifo', 'uniform'}
+            Which frame leaves a full cache.
+        pin_first, pin_newest : bool
+            Frames that never leave.
+        weights_dtype : {'auto', 'float32', 'bfloat16'}
+            How the weights are held in memory.
+
+        Raises
+        ------
+        WeightsError
+            A file is missing, corrupt, or does not fit ``config.json``.
+        ConfigError
+            A value is out of range.
+
+        """
+        folder = Path(folder)
+        config = PolicyConfig.load(folder)
+        tensors = read_tensors(folder)
+        kernels = load_backend(backend)
+        layout = CacheLayout(
+            config.prompt_slots, kv_slots or config.kv_slots,
+            config.slots_per_frame, config.decode_tokens)
+        cache = KVCache(
+            layout, make_eviction_policy(eviction), config.vision_hidden_size,
+            pin_first=pin_first, pin_newest=pin_newest)
+        extra = _vision_weights(config, tensors)
+        transformer = Transformer(
+            config.transformer, check_weights(tensors, config.transformer), kernels,
+            layout.total_slots,
+            max_tokens=max(config.slots_per_frame, config.prompt_slots),
+            weights_dtype=weights_dtype)
+        vision = VisionEncoder(config, extra, kernels)
+        state = extra['proprioception_projector.weight'], extra['proprioception_projector.bias']
+        return cls(config, _load_tokenizer(folder), vision, state, transformer, cache)
+
+    def set_instruction(self, text: str) -> None:
+        """
+        Make ``text`` the instruction from the next observed frame on; the frames stay.
+
+        Raises
+        ------
+        ConfigError
+            The text is empty, or longer than the prompt slots.
+
+        """
+        if not text.strip():
+            raise ConfigError('instruction', 'must not be empty', text)
+        ids = np.asarray(self._tokenizer.encode(text.strip(), add_special_tokens=False), np.int64)
+        if len(ids) > self.config.prompt_slots:
+            rule = f'must fit {self.config.prompt_slots} prompt tokens, this one has {len(ids)}'
+            raise ConfigError('instruction', rule, text)
+        slots = np.arange(len(ids), dtype=np.int32)
+        self.cache.set_prompt(len(ids))
+        self.transformer.prefill(self.transformer.embed(ids), slots, slots[:0])
+        self.instruction = text
+
+    def observe(
+        self, image: np.ndarray, proprioception: np.ndarray, stamp_ns: int,
+    ) -> Observation:
+        """
+        Write one frame into the cache, evicting one first when it is full.
+
+        Parameters
+        ----------
+        image : uint8 [image_height, image_width, 3]
+            RGB.
+        proprioception : float [proprioception_dim]
+            Joint positions, in the robot's units.
+        stamp_ns : int
+            Header stamp of the image, ns. A stamp before the newest frame's begins a new stream.
+
+        Raises
+        ------
+        ShapeError
+            An array has the wrong shape or dtype, or a joint position is not finite.
+
+        """
+        times = [time.perf_counter_ns()]
+        state = np.asarray(proprioception, np.float32)
+        if state.shape != self._state_mean.shape or not np.isfinite(state).all():
+            rule = f'must be {self._state_mean.size} finite joint positions'
+            raise ShapeError('proprioception', rule, proprioception)
+        patches = self._vision.preprocess(image)
+        times.append(time.perf_counter_ns())
+        tokens, embedding = self._vision.encode(patches)
+        self._tokens[:-1] = tokens
+        normalised = (state - self._state_mean) / self._state_std
+        self._tokens[-1] = self._state_weight @ normalised + self._state_bias
+        times.append(time.perf_counter_ns())
+        if stamp_ns < self._newest_stamp_ns:
+            self.cache.reset()
+        self._newest_stamp_ns = stamp_ns
+        insertion = self.cache.insert(embedding, stamp_ns)
+        self.transformer.prefill(self._tokens, insertion.slots, insertion.context_slots)
+        times.append(time.perf_counter_ns())
+        stages = (Stage.PREPROCESS, Stage.VISION, Stage.PREFILL)
+        spent = {stage: times[i + 1] - times[i] for i, stage in enumerate(stages)}
+        return Observation(
+            insertion.frame_id, insertion.evicted_frame_id, self.cache.num_frames, spent)
+
+    def act(self) -> ActionChunk:
+        """
+        Decode a chunk from the frames in the cache.
+
+        Raises
+        ------
+        ConfigError
+            There is no instruction or no frame yet.
+
+        """
+        if self.instruction is None:
+            raise ConfigError('instruction', 'must be set before acting', None)
+        if not self.cache.num_frames:
+            raise ConfigError('frames', 'must be observed before acting', 0)
+        c = self.config
+        tokens = self.transformer.decode_greedy(
+            c.begin_token, c.decode_tokens, self.cache.scratch_slots, self.cache.context_slots,
+            c.action_token_offset, c.bins)
+        grounding, values = self._actions.decode(tokens)
+        return ActionChunk(
+            values, round(c.step_ms * 1e6), grounding, tokens, self._newest_stamp_ns)
+
+    def reset(self) -> None:
+        """Forget all frames; instruction and weights stay."""
+        self.cache.reset()
+        self._newest_stamp_ns = 0
+
+    def memory_plan(self) -> list[Buffer]:
+        """Return every buffer of the engine: name, shape, dtype, bytes."""
+        return self.transformer.memory_plan()
+
+
+def _vision_weights(config: PolicyConfig, tensors: dict) -> dict[str, np.ndarray]:
+    """Return the tensors outside the decoder as float32, checked against the configuration."""
+    width, inner = config.vision_hidden_size, config.vision_intermediate_size
+    hidden = config.transformer.hidden_size
+    shapes = {
+        'vision.patch_embed.weight': (width, 3 * config.patch_size**2),
+        'vision.patch_embed.bias': (width,),
+        'vision.norm1.weight': (width,), 'vision.norm1.bias': (width,),
+        'vision.mlp.gate_proj.weight': (inner, width),
+        'vision.mlp.up_proj.weight': (inner, width),
+        'vision.mlp.down_proj.weight': (width, inner),
+        'vision.norm2.weight': (width,), 'vision.norm2.bias': (width,),
+        'patch_projector.weight': (hidden, width), 'patch_projector.bias': (hidden,),
+        'pooled_projector.weight': (hidden, width), 'pooled_projector.bias': (hidden,),
+        'proprioception_projector.weight': (hidden, config.proprioception_dim),
+        'proprioception_projector.bias': (hidden,),
+    }
+    weights = {}
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise WeightsError(name, 'must be in the checkpoint', None)
+        if tensors[name].shape != shape:
+            raise WeightsError(name, f'must have shape {shape}', tensors[name].shape)
+        weights[name] = np.ascontiguousarray(to_float32(tensors[name]))
+        if not np.isfinite(weights[name]).all():
+            raise WeightsError(name, 'must hold finite values only', 'NaN or infinity')
+    return weights
+
+
+def _load_tokenizer(folder: Path):
+    # The file alone decides: nothing is looked up on a hub.
+    os.environ.setdefault('HF_HUB_OFFLINE', '1')
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        rule = f'must hold a Hugging Face tokenizer ({first_line})'
+        raise WeightsError('tokenizer', rule, str(folder)) from None

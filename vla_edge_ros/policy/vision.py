@@ -1,0 +1,113 @@
+"""
+Vision encoder: an image to one token a patch, one pooled token, and an embedding for eviction.
+
+Patch projection, fixed sine-cosine positions, LayerNorm, a SwiGLU block, LayerNorm, and two
+projectors into the transformer's width. All of it runs on the kernels of the chosen backend.
+"""
+
+import numpy as np
+
+from vla_edge_ros.errors import ShapeError
+from vla_edge_ros.policy.policy_config import PolicyConfig
+
+_LAYER_NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm, with which the weights are trained
+
+
+def sincos_positions(rows: int, columns: int, width: int) -> np.ndarray:
+    """
+    Return fixed 2-D position embeddings, float32 [rows * columns, width].
+
+    The first half of ``width`` encodes the row, the second the column; sines before cosines,
+    as in the fixed embeddings of MAE (He et al. 2021, arXiv:2111.06377).
+    """
+    quarter = width // 4
+    frequencies = 1.0 / 10000 ** (np.arange(quarter) / quarter)
+    row_angles = np.repeat(np.arange(rows), columns)[:, None] * frequencies
+    column_angles = np.tile(np.arange(columns), rows)[:, None] * frequencies
+    parts = [np.sin(row_angles), np.cos(row_angles), np.sin(column_angles), np.cos(column_angles)]
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def standardise(image: np.ndarray, config: PolicyConfig) -> np.ndarray:
+    """Map uint8 [..., 3] to float32 with the checkpoint's mean and deviation per channel."""
+    scale = (1.0 / (255.0 * np.asarray(config.image_std))).astype(np.float32)
+    shift = (np.asarray(config.image_mean) / np.asarray(config.image_std)).astype(np.float32)
+    return image * scale - shift
+
+
+class VisionEncoder:
+    """
+    Run the encoder of one checkpoint on one backend.
+
+    Parameters
+    ----------
+    config : PolicyConfig
+    weights : mapping of str to array
+        Tensors named ``vision.*``, ``patch_projector.*`` and ``pooled_projector.*``.
+    kernels : module
+        A backend of ``vla_edge_ros.kernels``.
+
+    """
+
+    def __init__(self, config: PolicyConfig, weights: dict, kernels):
+        self._config = config
+        self._weights = weights
+        self._kernels = kernels
+        self._positions = sincos_positions(
+            config.patch_rows, config.patch_columns, config.vision_hidden_size)
+
+    def preprocess(self, image: np.ndarray) -> np.ndarray:
+        """
+        Cut a standardised image into patches.
+
+        Parameters
+        ----------
+        image : uint8 [image_height, image_width, 3]
+            RGB.
+
+        Returns
+        -------
+        float32 [patches, 3 * patch_size**2]
+
+        Raises
+        ------
+        ShapeError
+            The image has another shape or dtype.
+
+        """
+        c = self._config
+        expected = (c.image_height, c.image_width, 3)
+        if image.shape != expected or image.dtype != np.uint8:
+            rule = f'must be uint8 {expected}'
+            raise ShapeError('image', rule, f'{image.dtype} {image.shape}')
+        p = c.patch_size
+        x = standardise(image, c).reshape(c.patch_rows, p, c.patch_columns, p, 3)
+        return np.ascontiguousarray(x.transpose(0, 2, 1, 3, 4).reshape(-1, 3 * p * p))
+
+    def encode(self, patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Encode patches [patches, 3 * patch_size**2].
+
+        Returns
+        -------
+        tokens : float32 [patches + 1, hidden]
+            One token a patch, then the pooled token.
+        embedding : float32 [vision_hidden_size]
+            Mean feature of the frame, which eviction compares.
+
+        """
+        k, w = self._kernels, self._weights
+        x = k.linear(patches, w['vision.patch_embed.weight'], w['vision.patch_embed.bias'])
+        x += self._positions
+        x = k.layer_norm(
+            x, w['vision.norm1.weight'], w['vision.norm1.bias'], _LAYER_NORM_EPS)
+        gate = k.linear(x, w['vision.mlp.gate_proj.weight'])
+        up = k.linear(x, w['vision.mlp.up_proj.weight'])
+        x += k.linear(k.swiglu(gate, up), w['vision.mlp.down_proj.weight'])
+        x = k.layer_norm(
+            x, w['vision.norm2.weight'], w['vision.norm2.bias'], _LAYER_NORM_EPS)
+        embedding = x.mean(axis=0)
+        tokens = k.linear(x, w['patch_projector.weight'], w['patch_projector.bias'])
+        pooled = k.linear(
+            embedding[None], w['pooled_projector.weight'], w['pooled_projector.bias'])
+        return np.concatenate([tokens, pooled]), embedding
