@@ -50,11 +50,11 @@ def write_joints(writer, topic, positions, recorded_ns, names=('x', 'y')):
     writer.write_fields(topic, JOINT_STATE, fields, recorded_ns)
 
 
-def make_bag(path, frames=30, storage='sqlite3', compressed=False, instruction='reach the red cube'):
+def make_bag(path, frames=30, storage='sqlite3', compressed=False, text='reach the red cube'):
     """Write a bag of a 60 Hz camera, joint states and an instruction; return its path."""
     with BagWriter(path, storage) as writer:
-        if instruction:
-            fields = {'data': instruction}
+        if text:
+            fields = {'data': text}
             writer.write_fields('/instruction', STRING, fields, START_NS - 1, latched=True)
         for index in range(frames):
             stamp_ns = START_NS + index * PERIOD_NS
