@@ -1,0 +1,36 @@
+# make demo sets everything up by itself; PYTHON=python3.12 picks another interpreter.
+PYTHON ?= python3
+VENV := .venv
+SET_UP := $(VENV)/.set-up
+TORCH := $(VENV)/.torch
+
+# A sourced ROS 2 installation belongs to another Python and must not leak into the wheels.
+unexport PYTHONPATH AMENT_PREFIX_PATH _ROS_WHEELS_BOOTSTRAP_COMPLETE
+# More threads make the small matrices of the default policy slower, up to 85 times when busy.
+export OMP_NUM_THREADS ?= 1
+export NUMBA_NUM_THREADS ?= 1
+
+.PHONY: setup demo test parity clean
+
+setup: $(SET_UP)
+
+$(SET_UP): setup.py requirements/bootstrap.sh requirements/constraints.txt
+	PYTHON=$(PYTHON) requirements/bootstrap.sh $(VENV)
+	@touch $@
+
+$(TORCH): $(SET_UP)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check \
+	    --constraint requirements/constraints.txt torch
+	@touch $@
+
+demo: $(SET_UP)
+	$(VENV)/bin/vla-edge demo
+
+test: $(SET_UP)
+	$(VENV)/bin/python -m pytest
+
+parity: $(TORCH)
+	$(VENV)/bin/python -m vla_edge_ros.lab.parity
+
+clean:
+	rm -rf build install log out
