@@ -1,1 +1,1 @@
-"""Run vision-language-action policies on a robot under a hard deadline and a fixed memory budget."""
+"""Run vision-language-action policies under a hard deadline and a fixed memory budget."""
