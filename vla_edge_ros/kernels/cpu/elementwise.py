@@ -1,0 +1,203 @@
+"""Normalisation, activations and sums over rows; all may work in place."""
+
+import math
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+import numpy as np
+
+from vla_edge_ros.kernels.checks import check_array
+
+# Lets LLVM split sums over vector lanes and fuse multiply-adds; NaN and infinity stay honest.
+FAST_SUMS = {'reassoc', 'nsz', 'contract', 'arcp'}
+
+_LOG2_E = np.float32(1.4426950408889634)
+# 2**f on [0, 1): least-maximum fit with the constant fixed at 1, relative error 2e-9.
+_C1 = np.float32(0.693147044)
+_C2 = np.float32(0.240229306)
+_C3 = np.float32(0.0554852805)
+_C4 = np.float32(0.00967545173)
+_C5 = np.float32(0.00124678451)
+_C6 = np.float32(0.00021612919)
+_ONE = np.float32(1)
+_GELU_SCALE = np.float32(math.sqrt(2 / math.pi))
+_GELU_CUBE = np.float32(0.044715)
+
+
+@intrinsic
+def _float_from_bits(typing_context, bits):
+    """Read an int32 as the float32 of the same bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+@njit(cache=True, nogil=True, fastmath=FAST_SUMS, inline='always')
+def exponential(x):
+    """Return ``e**x`` of a float32; a plain polynomial, so that loops over it vectorise."""
+    power = min(max(x * _LOG2_E, np.float32(-126)), np.float32(127))
+    whole = np.floor(power)
+    part = power - whole
+    value = _C6
+    value = value * part + _C5
+    value = value * part + _C4
+    value = value * part + _C3
+    value = value * part + _C2
+    value = value * part + _C1
+    value = value * part + _ONE
+    return value * _float_from_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+
+
+@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+def rms_norm_row(x, weight, eps, out):
+    """Write ``weight * x / sqrt(mean(x**2) + eps)`` of one row; a longer ``out`` keeps its tail."""
+    size = weight.shape[0]
+    squares = np.float32(0)
+    for i in range(size):
+        squares += x[i] * x[i]
+    scale = _ONE / np.float32(math.sqrt(squares / np.float32(size) + eps))
+    for i in range(size):
+        out[i] = weight[i] * (x[i] * scale)
+
+
+@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+def swiglu_row(gate, up, out):
+    """Write ``silu(gate) * up`` of one row."""
+    for i in range(out.shape[0]):
+        out[i] = gate[i] / (_ONE + exponential(-gate[i])) * up[i]
+
+
+@njit(cache=True, nogil=True)
+def _rms_norm(x, weight, eps, out):
+    for row in range(x.shape[0]):
+        rms_norm_row(x[row], weight, eps, out[row])
+
+
+@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+def _layer_norm(x, weight, bias, eps, out):
+    size = np.float32(x.shape[1])
+    for row in range(x.shape[0]):
+        total = np.float32(0)
+        for i in range(x.shape[1]):
+            total += x[row, i]
+        mean = total / size
+        squares = np.float32(0)
+        for i in range(x.shape[1]):
+            squares += (x[row, i] - mean) * (x[row, i] - mean)
+        scale = _ONE / np.float32(math.sqrt(squares / size + eps))
+        for i in range(x.shape[1]):
+            out[row, i] = (x[row, i] - mean) * scale * weight[i] + bias[i]
+
+
+@njit(cache=True, nogil=True)
+def _swiglu(gate, up, out):
+    for row in range(out.shape[0]):
+        swiglu_row(gate[row], up[row], out[row])
+
+
+@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+def _silu(x, out):
+    for row in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[row, i] = x[row, i] / (_ONE + exponential(-x[row, i]))
+
+
+@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+def _gelu(x, out):
+    for row in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            value = x[row, i]
+            inner = _GELU_SCALE * (value + _GELU_CUBE * value * value * value)
+            out[row, i] = value / (_ONE + exponential(-(inner + inner)))
+
+
+@njit(cache=True, nogil=True)
+def _add(x, y, out):
+    for row in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[row, i] = x[row, i] + y[row, i]
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray) -> np.ndarray:
+    """
+    Divide each row of ``x`` by its root mean square and scale by ``weight``.
+
+    Parameters
+    ----------
+    x, out : float32 [rows, size]
+        Input and output; may be the same array.
+    weight : float32 [size]
+        Gain.
+    eps : float
+        Added to the mean square.
+
+    Notes
+    -----
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+
+    """
+    _check_rows(x, out)
+    check_array('weight', weight, (x.shape[1],), np.float32)
+    _rms_norm(x, weight, np.float32(eps), out)
+    return out
+
+
+def layer_norm(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float, out: np.ndarray
+) -> np.ndarray:
+    """
+    Normalise each row of ``x`` to mean 0 and variance 1, then scale and shift.
+
+    Parameters
+    ----------
+    x, out : float32 [rows, size]
+        Input and output; may be the same array.
+    weight, bias : float32 [size]
+        Gain and shift.
+    eps : float
+        Added to the variance.
+
+    """
+    _check_rows(x, out)
+    check_array('weight', weight, (x.shape[1],), np.float32)
+    check_array('bias', bias, (x.shape[1],), np.float32)
+    _layer_norm(x, weight, bias, np.float32(eps), out)
+    return out
+
+
+def swiglu(gate: np.ndarray, up: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Compute ``out = silu(gate) * up``; all float32 [rows, size], ``out`` may be an input."""
+    _check_rows(gate, out)
+    check_array('up', up, gate.shape, np.float32)
+    _swiglu(gate, up, out)
+    return out
+
+
+def silu(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Compute ``out = x * sigmoid(x)``; float32 [rows, size], in place allowed."""
+    _check_rows(x, out)
+    _silu(x, out)
+    return out
+
+
+def gelu(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Compute the tanh form of GELU; float32 [rows, size], in place allowed."""
+    _check_rows(x, out)
+    _gelu(x, out)
+    return out
+
+
+def add(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Compute ``out = x + y``; float32 [rows, size], in place allowed."""
+    _check_rows(x, out)
+    check_array('y', y, x.shape, np.float32)
+    _add(x, y, out)
+    return out
+
+
+def _check_rows(x, out):
+    check_array('x', x, (None, None), np.float32)
+    check_array('out', out, x.shape, np.float32)
