@@ -63,7 +63,8 @@ class World:
             if not 16 <= value <= 4096:
                 raise ConfigError(name, 'must be in 16..4096 pixels', value)
         if not 0.0 <= object_speed <= MAX_OBJECT_SPEED:
-            raise ConfigError('object_speed', f'must be in 0..{MAX_OBJECT_SPEED} m/s', object_speed)
+            rule = f'must be in 0..{MAX_OBJECT_SPEED} m/s'
+            raise ConfigError('object_speed', rule, object_speed)
         self._mujoco = import_mujoco()
         self._model = self._mujoco.MjModel.from_xml_string(build_scene())
         self._data = self._mujoco.MjData(self._model)
