@@ -1,0 +1,45 @@
+"""What a measurement has to say about where it came from."""
+
+from datetime import datetime, timezone
+import os
+from pathlib import Path
+import platform
+import subprocess
+import sys
+
+import numba
+import numpy as np
+
+
+def environment_record() -> dict:
+    """Return command, commit, machine and versions, ready for JSON."""
+    return {
+        'command': [Path(sys.executable).name, *sys.orig_argv[1:]],
+        'time_utc': datetime.now(timezone.utc).isoformat(timespec='seconds'),
+        'commit': _git('rev-parse', 'HEAD'),
+        'uncommitted_changes': bool(_git('status', '--porcelain', '--untracked-files=no')),
+        'cpu': _cpu_model(),
+        'cores': len(os.sched_getaffinity(0)),
+        'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
+        'load_average_1min': os.getloadavg()[0],
+        'system': platform.platform(),
+        'python': platform.python_version(),
+        'numpy': np.__version__,
+        'numba': numba.__version__,
+    }
+
+
+def _git(*arguments: str) -> str:
+    """Return what git says about the source tree, or '' without git or outside a checkout."""
+    command = ['git', '-C', str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ''
+
+
+def _cpu_model() -> str:
+    for line in Path('/proc/cpuinfo').read_text().splitlines():
+        if line.startswith('model name'):
+            return line.partition(':')[2].strip()
+    return platform.machine()
