@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from vla_edge_ros.errors import ShapeError, TransportError
 from vla_edge_ros.lab import bench_frame_buffer as bench
 from vla_edge_ros.runtime import atomics, frame_buffer
@@ -21,7 +22,7 @@ NUM_BYTES = 90
 
 
 @pytest.fixture
-def name(request):
+def name():
     """Give a name of this test's own and insist that nothing of it stays."""
     name = f'vla_edge_test_{os.getpid()}'
     yield name
@@ -349,7 +350,7 @@ def test_claim_lost_to_a_faster_writer_starts_over(name, monkeypatch):
 
 
 def test_reader_never_accepts_a_chunk_that_is_being_overwritten(name):
-    """Stop the writer's cursor at every chunk of the next two frames, as a kill would."""
+    """Put the writer's cursor at every chunk of this and the next frames, as a kill would."""
     shape = (3, atomics.CHUNK_BYTES, 1)
     with FrameWriter(name, 3 * atomics.CHUNK_BYTES) as writer, FrameReader(name) as reader:
         writer.write(make_image(1, shape), 1)
@@ -358,11 +359,21 @@ def test_reader_never_accepts_a_chunk_that_is_being_overwritten(name):
             for chunk in range(3):
                 cursor = (sequence << atomics.CHUNK_BITS) + chunk
                 atomics.store_header(writer._segment.base, atomics.CURSOR_OFFSET, cursor)
-                # In frame 4 the writer stands in or before the last chunk, which is not intact.
                 frame = reader.read()
                 assert (frame is not None) == readable
                 if readable:
                     np.testing.assert_array_equal(frame.image, make_image(2, shape))
+
+
+def test_size_of_a_frame_that_is_being_overwritten_is_not_believed(name):
+    with FrameWriter(name, NUM_BYTES) as writer:
+        writer.write(make_image(1), 1)
+        segment = writer._segment
+        out, meta = np.empty((1, 1, 1), np.uint8), np.zeros(atomics.META_WORDS, np.int64)
+        arguments = segment.base, segment.stride, out, meta
+        assert atomics.copy_newest(*arguments) == atomics.OTHER_SIZE
+        atomics.store_header(segment.base, atomics.CURSOR_OFFSET, 3 << atomics.CHUNK_BITS)
+        assert atomics.copy_newest(*arguments) == atomics.TORN
 
 
 def test_nothing_compiles_at_a_call(name):

@@ -52,7 +52,6 @@ class _Segment:
         self._view = np.frombuffer(self._map, np.uint8)
         self.base = self._view.ctypes.data
         self.inode = os.fstat(fd).st_ino
-        self.num_bytes = num_bytes
         self.capacity_bytes = 0
         self.stride = 0
 
@@ -225,9 +224,7 @@ class FrameReader:
             The name belongs to another user or to something that is no frame buffer.
 
         """
-        if out is not None and not (
-            out.dtype == np.uint8 and out.ndim == 3 and out.flags.carray
-        ):
+        if out is not None and not (out.dtype == np.uint8 and out.ndim == 3 and out.flags.carray):
             raise ShapeError('out', 'must be uint8 [h, w, c], C-contiguous, writeable', out.shape)
         if not self._follow():
             return None
