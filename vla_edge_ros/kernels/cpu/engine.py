@@ -16,6 +16,10 @@ from vla_edge_ros.kernels.cpu.linear import multiply, pack_linear
 from vla_edge_ros.kernels.cpu.tile import PANEL, widen
 from vla_edge_ros.kernels.memory_plan import allocate
 
+# Plain literals would compile every function they are passed to once more.
+_ONE = np.intp(1)
+_NONE = np.intp(0)
+
 
 @njit(cache=True, nogil=True)
 def _embed(packed, token, out):
@@ -48,7 +52,7 @@ def _forward(weights, buffers, rows, first, layer_outputs):
         _norm_rows(b.residual, weights.attention_norm[layer], weights.eps, rows, normed)
         multiply(
             normed.reshape(normed.size), hidden, rows, weights.qkv[layer],
-            weights.qkv_bias[layer], 0, qkv.reshape(qkv.size), qkv.shape[1],
+            weights.qkv_bias[layer], _NONE, qkv.reshape(qkv.size), qkv.shape[1],
         )  # fmt: skip
         store_heads(b, layer, rows, first)
         attend(b, layer, rows, first)
@@ -59,7 +63,7 @@ def _forward(weights, buffers, rows, first, layer_outputs):
         _norm_rows(b.residual, weights.mlp_norm[layer], weights.eps, rows, normed)
         multiply(
             normed.reshape(normed.size), hidden, rows, weights.gate_up[layer],
-            b.zeros, 0, gate_up.reshape(gate_up.size), gate_up.shape[1],
+            b.zeros, _NONE, gate_up.reshape(gate_up.size), gate_up.shape[1],
         )  # fmt: skip
         for row in range(rows):
             swiglu_row(gate_up[row], gate_up[row, inner:], b.inner[row])
@@ -68,7 +72,9 @@ def _forward(weights, buffers, rows, first, layer_outputs):
             residual, width, residual, width,
         )  # fmt: skip
         if layer_outputs.shape[0] > 0:
-            layer_outputs[layer] = b.residual[:rows, :hidden]
+            for row in range(rows):
+                for i in range(hidden):
+                    layer_outputs[layer, row, i] = b.residual[row, i]
     hold_new(b, first, first + rows)
     _norm_rows(b.residual, weights.final_norm, weights.eps, rows, b.hidden)
 
@@ -79,8 +85,8 @@ def _logits(weights, buffers, hidden, first_row, num_rows):
     first = first_row // PANEL
     last = (first_row + num_rows - 1) // PANEL + 1
     multiply(
-        hidden, hidden.size, 1, weights.head[first:last],
-        buffers.zeros, 0, buffers.logits[first * PANEL :], 0,
+        hidden, hidden.size, _ONE, weights.head[first:last],
+        buffers.zeros, _NONE, buffers.logits[first * PANEL :], _NONE,
     )  # fmt: skip
 
 
@@ -89,7 +95,7 @@ def _decode_greedy(weights, buffers, token, first, first_row, num_rows, no_layer
     """Feed ``token`` at rank ``first``, the best row after it at the next rank, and so on."""
     for step in range(tokens.size):
         _embed(weights.embedding, token, buffers.residual[0])
-        _forward(weights, buffers, 1, first + step, no_layers)
+        _forward(weights, buffers, _ONE, first + step, no_layers)
         _logits(weights, buffers, buffers.hidden[0], first_row, num_rows)
         token = first_row
         for row in range(first_row + 1, first_row + num_rows):

@@ -10,7 +10,7 @@ from vla_edge_ros.sim.tasks import COLOURS, sample_instruction
 
 PAD_TOKEN = '<|pad|>'
 BEGIN_TOKEN = '<|act|>'
-TEXT_TOKENS = 384  # 256 bytes, two special tokens and room for the merges of a small vocabulary
+TEXT_TOKENS = 512  # 256 bytes, two special tokens, and merges until every usual word is one token
 _CORPUS_SENTENCES = 20_000
 
 

@@ -89,6 +89,9 @@ class StreamSet:
                 parts.append({key: archive[key] for key in archive.files})
         self.arrays = {
             key: np.concatenate([part.pop(key) for part in parts]) for key in list(parts[0])}
+        import torch
+
+        self.images = torch.from_numpy(self.arrays.pop('images')).to(device)
         self.config = config
         self.device = device
         self.count, self.frames = self.arrays['proprioception'].shape[:2]
@@ -132,7 +135,7 @@ class StreamSet:
             return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
         stream = Stream(
-            images=send(self.arrays['images'][rows]),
+            images=self.images[send(rows)],
             proprioception=send(self.arrays['proprioception'][rows]),
             prompt_ids=send(self.prompt_ids[rows]),
             prompt_lengths=send(self.prompt_lengths[rows]),

@@ -1,0 +1,172 @@
+"""
+Time one action chunk (prefill of a frame, then greedy decode) beside torch, in the same run.
+
+The rounds are interleaved, so that whatever else the machine does hits all alike, and every
+runner must choose the same tokens before any is timed.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+import platform
+import time
+
+import numpy as np
+
+from vla_edge_ros.kernels import cpu
+from vla_edge_ros.lab.random_model import random_weights, TINY
+from vla_edge_ros.policy.decoder import Transformer
+
+PROMPT_TOKENS = 24
+CACHED_TOKENS = 256
+PREFILL_TOKENS = 32
+DECODE_TOKENS = 8
+FIRST_ROW = 384  # the last 256 vocabulary rows are the action bins
+NS_PER_MS = 1e6
+
+
+class OurChunk:
+    """The package's own decoder behind the peers' methods."""
+
+    def __init__(self, config, tensors, total_slots: int, weights_dtype: str):
+        self._transformer = Transformer(
+            config, tensors, cpu, total_slots, PREFILL_TOKENS, weights_dtype
+        )
+        self._slots = np.arange(total_slots, dtype=np.int32)
+        self._length = 0
+
+    def rewind(self, length: int):
+        """Forget what follows the first ``length`` slots."""
+        self._length = length
+
+    def prefill(self, embeddings):
+        """Append embeddings [n, hidden] to the cache."""
+        first, last = self._length, self._length + len(embeddings)
+        self._transformer.prefill(embeddings, self._slots[first:last], self._slots[:first])
+        self._length = last
+
+    def decode_greedy(self, token, num_tokens, first_row):
+        """Return the best rows from ``first_row`` on, each fed back."""
+        slots = self._slots
+        return self._transformer.decode_greedy(
+            token, num_tokens, slots[self._length :], slots[: self._length], first_row
+        ).tolist()
+
+    def evict_oldest(self):
+        """Make the oldest frame's slots the next to write: every rank behind them moves."""
+        frames = self._slots[PROMPT_TOKENS : -DECODE_TOKENS]
+        frames[:] = np.roll(frames, -PREFILL_TOKENS)
+
+
+def _fill(runner, embeddings):
+    for start in range(0, len(embeddings), PREFILL_TOKENS):
+        runner.rewind(start)
+        runner.prefill(embeddings[start : start + PREFILL_TOKENS])
+
+
+def _milliseconds(samples_ns):
+    samples = np.asarray(samples_ns) / NS_PER_MS
+    return {
+        'median': round(float(np.median(samples)), 4),
+        'p99': round(float(np.percentile(samples, 99)), 4),
+        'max': round(float(samples.max()), 4),
+    }
+
+
+def run(rounds: int, warm_up: int = 20, threads: int = 1) -> dict:
+    """
+    Return the record of one comparison.
+
+    Raises
+    ------
+    RuntimeError
+        The runners disagree on a token.
+
+    """
+    import torch  # noqa: I100 - the peer only
+
+    from vla_edge_ros.lab.torch_peer import HuggingFaceChunk, PlainTorchChunk
+
+    torch.set_num_threads(threads)
+    length = PROMPT_TOKENS + CACHED_TOKENS
+    total_slots = length + PREFILL_TOKENS + DECODE_TOKENS
+    tensors = random_weights(TINY, weights_dtype='bfloat16')
+    runners = {
+        'ours_float32': OurChunk(TINY, tensors, total_slots, 'float32'),
+        'ours_bfloat16': OurChunk(TINY, tensors, total_slots, 'bfloat16'),
+        'hugging_face_static_cache': HuggingFaceChunk(TINY, tensors, total_slots),
+        'plain_torch': PlainTorchChunk(TINY, tensors, total_slots),
+    }
+    rng = np.random.default_rng(1)
+    shape = (length + PREFILL_TOKENS, TINY.hidden_size)
+    embeddings = rng.standard_normal(shape, dtype=np.float32)
+    frame = embeddings[length:]
+    chosen = {}
+    for name, runner in runners.items():
+        _fill(runner, embeddings[:length])
+        runner.rewind(length)
+        runner.prefill(frame)
+        chosen[name] = runner.decode_greedy(1, DECODE_TOKENS, FIRST_ROW)
+    if len({tuple(tokens) for tokens in chosen.values()}) != 1:
+        raise RuntimeError(f'the runners choose different tokens: {chosen}')
+
+    stages = {name: ([], [], []) for name in runners}
+    for round_ in range(warm_up + rounds):
+        for name, runner in runners.items():
+            if isinstance(runner, OurChunk):
+                runner.evict_oldest()
+            runner.rewind(length)
+            start = time.perf_counter_ns()
+            runner.prefill(frame)
+            middle = time.perf_counter_ns()
+            runner.decode_greedy(1, DECODE_TOKENS, FIRST_ROW)
+            end = time.perf_counter_ns()
+            if round_ >= warm_up:
+                for samples, value in zip(stages[name], (end - start, middle - start, end - middle)):
+                    samples.append(value)
+    record = {
+        'machine': f'{platform.machine()} {_processor()}',
+        'load_average': os.getloadavg()[0],
+        'versions': {'numpy': np.__version__, 'torch': torch.__version__},
+        'threads': threads,
+        'rounds': rounds,
+        'warm_up': warm_up,
+        'cached_tokens': length,
+        'prefill_tokens': PREFILL_TOKENS,
+        'decode_tokens': DECODE_TOKENS,
+    }
+    for name, samples in stages.items():
+        names = ('chunk_ms', 'prefill_ms', 'decode_ms')
+        record[name] = {key: _milliseconds(values) for key, values in zip(names, samples)}
+    medians = {name: record[name]['chunk_ms']['median'] for name in runners}
+    ours, peers = min(medians['ours_float32'], medians['ours_bfloat16']), medians
+    fastest = min(peers['hugging_face_static_cache'], peers['plain_torch'])
+    record['ratio_to_fastest_torch'] = round(ours / fastest, 3)
+    return record
+
+
+def _processor() -> str:
+    try:
+        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(':')[1].strip() for line in lines if 'model name' in line), '')
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the comparison, print it and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--rounds', type=int, default=200)
+    parser.add_argument('--threads', type=int, default=1, help='threads torch may use')
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args(arguments)
+    text = json.dumps(run(options.rounds, threads=options.threads), indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + '\n', encoding='utf-8')
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
