@@ -1,0 +1,96 @@
+"""The doctor reports what it finds and breaks over none of it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from vla_edge_ros import doctor
+from vla_edge_ros.errors import BackendUnavailable, ConfigError
+
+
+def options(**changes):
+    values = {'json': False, 'policy': None, 'deadline_ms': 33.0, 'runs': 3, **changes}
+    return SimpleNamespace(**values)
+
+
+@pytest.fixture
+def healthy(monkeypatch):
+    names = ('python', 'packages', 'rclpy', 'dds_profile', 'shared_memory', 'gl', 'gpu')
+    for name in names:
+        check = doctor.Check(name, doctor.OK, 'fine')
+        monkeypatch.setattr(doctor, f'check_{name}', lambda check=check: check)
+    monkeypatch.setattr(doctor, 'measure_policy', lambda _folder, runs: (1.0, [10.0] * runs))
+
+
+def test_fast_policy_holds_the_deadline():
+    status, advice = doctor.judge(8.0, 12.0, 33.0)
+    assert status == doctor.OK and 'can be held with 19.0 ms to spare' in advice
+
+
+def test_slow_policy_is_told_a_rate_whose_period_holds_its_deadline():
+    status, advice = doctor.judge(60.0, 77.5, 33.0)
+    assert status == doctor.WARNING and 'cannot be held' in advice
+    assert 'rate_hz to 12.5 and deadline_ms to 80' in advice
+
+
+def test_policy_with_a_slow_tail_holds_it_mostly():
+    status, advice = doctor.judge(20.0, 40.0, 33.0)
+    assert status == doctor.WARNING and 'mostly' in advice
+
+
+def test_healthy_machine_exits_with_0_and_gives_advice(healthy, capsys):
+    assert doctor.run(options()) == 0
+    assert 'ok       policy' in capsys.readouterr().out
+
+
+def test_slow_policy_is_no_broken_essential(healthy, monkeypatch):
+    monkeypatch.setattr(doctor, 'measure_policy', lambda _folder, runs: (1.0, [90.0] * runs))
+    assert doctor.run(options()) == 0
+
+
+def test_raising_check_is_a_finding_and_exits_with_1(healthy, monkeypatch, capsys):
+    def check():
+        raise BackendUnavailable('rclpy', 'must be importable', 'nothing')
+
+    monkeypatch.setattr(doctor, 'check_rclpy', check)
+    assert doctor.run(options()) == 1
+    assert 'broken   rclpy          rclpy must be importable' in capsys.readouterr().out
+
+
+def test_json_holds_every_check_and_the_figures(healthy, capsys):
+    assert doctor.run(options(json=True)) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report['ok'] and len(report['checks']) == 8
+    assert report['checks'][-1]['figures']['chunk_ms']['p99'] == 10.0
+
+
+def test_missing_driver_is_said_plainly(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, 'which', lambda _name: None)
+    check = doctor.check_gpu()
+    assert check.status == doctor.NOTE and 'no NVIDIA driver' in check.message
+
+
+def test_foreign_dds_profile_is_noticed(monkeypatch):
+    monkeypatch.setenv('FASTRTPS_DEFAULT_PROFILES_FILE', '/elsewhere.xml')
+    check = doctor.check_dds_profile()
+    assert check.status == doctor.NOTE and '/elsewhere.xml' in check.message
+
+
+def test_little_shared_memory_is_a_warning(monkeypatch):
+    monkeypatch.setattr(
+        doctor.shutil, 'disk_usage', lambda _path: SimpleNamespace(free=2e7, total=6.4e7))
+    check = doctor.check_shared_memory()
+    assert check.status == doctor.WARNING and '--shm-size' in check.advice
+
+
+def test_missing_checkpoint_is_named(tmp_path):
+    check = doctor.guarded('policy', lambda: doctor.check_policy(tmp_path / 'none', 33.0, 1))
+    assert check.status == doctor.BROKEN and 'none' in check.message
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ConfigError, match='--runs must be >= 1'):
+        doctor.run(options(runs=0))
+    with pytest.raises(ConfigError, match='--deadline-ms must be > 0'):
+        doctor.run(options(deadline_ms=float('nan')))
