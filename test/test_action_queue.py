@@ -1,6 +1,7 @@
 """The fallback ladder, rung by rung."""
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 

@@ -6,6 +6,8 @@ import math
 import threading
 from types import SimpleNamespace
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 
@@ -237,7 +239,7 @@ def test_frame_too_far_from_now_is_not_looked_at(delay_ms):
 
 def test_missing_inputs_are_told_apart():
     rig = Rig(camera={'delay_ms': 50.0})
-    assert [result.reason.value for result in rig.run(3)] == ['no_frame', 'no_frame', 'no_estimate']
+    assert names(rig.run(3), 'reason') == ['no_frame', 'no_frame', 'no_estimate']
     rig.proprioception = None
     assert rig.tick().reason.value == 'no_proprioception'
     rig.loop.instruction = None
@@ -361,6 +363,43 @@ def test_zero_latency_publishes_in_the_instant_of_the_tick():
     results = Rig(FixedLatency({})).run(20)
     assert set(names(results, 'cause')) == {'fresh'}
     assert all(result.published_ns == result.scheduled_ns for result in results)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.floats(0.0, 300.0), max_size=60),
+    st.floats(0.0, 30.0),
+    st.floats(1.0, 240.0),
+    st.sampled_from(['on_ready', 'on_tick']),
+    st.lists(st.sampled_from(['', '', '', 'reset', 'hold', 'release', 'instruct', 'fail'])),
+)
+def test_every_tick_is_on_time_and_says_the_truth(decode_ms, prefill_ms, rate_hz, publish, events):
+    rig = Rig(ScriptedLatency(decode_ms, prefill_ms), {'rate_hz': rate_hz}, publish=publish)
+    newest_stamp_ns = 0
+    for event in events + [''] * 40:
+        if event == 'reset':
+            rig.loop.reset()
+            newest_stamp_ns = 0
+        elif event in ('hold', 'release'):
+            rig.loop.set_hold(event == 'hold')
+        elif event == 'instruct':
+            rig.loop.set_instruction('touch the blue cube')
+        rig.policy.fail = RuntimeError() if event == 'fail' else None
+        result = rig.tick()
+        deadline_ns = result.scheduled_ns + 33 * NS_PER_MS
+        assert result.started_ns <= result.published_ns <= deadline_ns
+        if result.chunk is None:
+            assert result.cause.value in ('waiting', 'operator_hold')
+            assert result.action is None
+            continue
+        age_ns = result.action_stamp_ns - result.observation_stamp_ns
+        assert result.observation_age_ms == pytest.approx(age_ns / NS_PER_MS)
+        assert result.observation_stamp_ns >= newest_stamp_ns, 'an older plan came back'
+        newest_stamp_ns = result.observation_stamp_ns
+        if result.cause.value == 'fresh' and publish == 'on_ready':
+            assert result.decision.value == 'full' and result.decode_ms >= 0
+            assert result.prefill_ms + result.decode_ms <= 33.0
+    assert sum(rig.loop.causes.values()) == len(events) + 40
 
 
 def test_worker_thread_that_overruns_is_late_and_the_tick_is_not():

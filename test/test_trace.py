@@ -21,7 +21,9 @@ class Name(Enum):
 
 def result(tick=0, **changes):
     """Return a step result of two actions with every field set."""
-    values = {name: {int: tick, float: tick / 3, str: Name.FULL}[kind] for name, kind, _ in COLUMNS}
+    values = {
+        name: {int: tick, float: tick / 3, str: Name.FULL}[kind] for name, kind, _ in COLUMNS
+    }
     values |= {'late': False, 'action': np.array([0.1, -2.5e-7], np.float32), **changes}
     return SimpleNamespace(**values)
 

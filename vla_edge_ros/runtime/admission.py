@@ -4,8 +4,8 @@ Admission: start only what can finish before its deadline.
 The cost of each stage is an exponentially weighted mean plus a tail term, ``tail_factor`` times
 the exponentially weighted *upward* deviation. It needs two numbers a stage where a percentile
 needs a window and a sort, and deviations downward, an engine getting faster, do not count
-against it. With the defaults (0.2 and 4) one slow sample lifts the bound to that sample, from where
-it decays by a fifth a sample. For normal jitter it lies near the 95th percentile.
+against it. With the defaults (0.2 and 4) one slow sample lifts the bound to that sample, from
+where it decays by a fifth a sample. For normal jitter it lies near the 95th percentile.
 
 Four things spoil a running mean, and each has its rule here:
 
@@ -58,7 +58,9 @@ class AdmissionParameters:
         range=(1.0, 3.6e6),
     )
     probe_after: int = parameter(
-        5, 'Decisions in a row without a full chunk after which one runs as a probe', range=(1, 1000)
+        5,
+        'Decisions in a row without a full chunk after which one runs as a probe',
+        range=(1, 1000),
     )
 
     def __post_init__(self):

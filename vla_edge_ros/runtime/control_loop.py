@@ -60,7 +60,9 @@ class ControlLoopParameters:
         range=(1.0, 3.6e6),
     )
     frozen_camera_ticks: int = parameter(
-        15, 'Ticks in a row without a new frame after which the camera is frozen', range=(1, 100_000)
+        15,
+        'Ticks in a row without a new frame after which the camera is frozen',
+        range=(1, 100_000),
     )
 
     def __post_init__(self):

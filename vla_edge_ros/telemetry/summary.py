@@ -56,12 +56,8 @@ def summarize(
     decisions, counts = np.unique(trace['decision'], return_counts=True)
     return {
         'ticks': len(trace['tick']),
-        'action_rate_hz': (
-            float(NS_PER_S / intervals_ns.mean()) if intervals_ns.size else None
-        ),
-        'period_deviation_ms': percentiles(
-            np.abs(intervals_ns / NS_PER_MS - period_ms), (50, 99)
-        ),
+        'action_rate_hz': (float(NS_PER_S / intervals_ns.mean()) if intervals_ns.size else None),
+        'period_deviation_ms': percentiles(np.abs(intervals_ns / NS_PER_MS - period_ms), (50, 99)),
         'decisions': {str(name): int(count) for name, count in zip(decisions, counts)},
         'unexplained_ticks': int(np.count_nonzero(silent) + skipped.clip(0).sum()),
         'camera': _camera(camera),
