@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import re
 import signal
 import stat
 import subprocess
@@ -363,45 +362,6 @@ def test_reader_never_accepts_a_chunk_that_is_being_overwritten(name):
                 assert (frame is not None) == readable
                 if readable:
                     np.testing.assert_array_equal(frame.image, make_image(2, shape))
-
-
-def test_size_of_a_frame_that_is_being_overwritten_is_not_believed(name):
-    with FrameWriter(name, NUM_BYTES) as writer:
-        writer.write(make_image(1), 1)
-        segment = writer._segment
-        out, meta = np.empty((1, 1, 1), np.uint8), np.zeros(atomics.META_WORDS, np.int64)
-        arguments = segment.base, segment.stride, out, meta
-        assert atomics.copy_newest(*arguments) == atomics.OTHER_SIZE
-        atomics.store_header(segment.base, atomics.CURSOR_OFFSET, 3 << atomics.CHUNK_BITS)
-        assert atomics.copy_newest(*arguments) == atomics.TORN
-
-
-def test_nothing_compiles_at_a_call(name):
-    functions = (atomics.publish_frame, atomics.copy_newest, atomics.load_header)
-    assert not any(function._can_compile for function in functions)
-    assert all(function.signatures for function in functions)
-
-
-def test_memory_order_reaches_the_compiled_code(tmp_path):
-    """Compile anew, since cached code cannot be inspected, and look for the orderings."""
-    code = (
-        'from vla_edge_ros.runtime import atomics\n'
-        'for function in (atomics.publish_frame, atomics.copy_newest):\n'
-        '    print(function.inspect_llvm(function.signatures[0]))\n'
-    )
-    text = subprocess.run(
-        [sys.executable, '-c', code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, 'NUMBA_CACHE_DIR': str(tmp_path)},
-    ).stdout
-    bodies = re.findall(r'^define [^\n]*@_ZN\d+vla_edge_ros[^\n]*\n(.*?)^}', text, re.M | re.S)
-    publish, copy = bodies
-    assert publish.count('fence release') >= 2  # before the metadata and before every chunk
-    assert re.search(r'store atomic [^\n]* release', publish)
-    assert copy.count('fence acquire') >= 2  # after the metadata and after every chunk
-    assert re.search(r'load atomic [^\n]* acquire', copy)
 
 
 @pytest.mark.parametrize('shape, reads', [(bench.SMALL, 100_000), (bench.LARGE, 1_000)])
