@@ -30,6 +30,7 @@ class Model:
     kv_slots: int = parameter(256, 'Slots of the frames.', range=(32, 65536), read_only=True)
     eviction: str = parameter('fifo', 'Who goes first.', choices=('fifo', 'semantic'))
     joint_names: list = parameter([], 'Names of the joints.')
+    initial_action: list = parameter([], 'Numbers.')
 
     def __post_init__(self):
         validate(self)
@@ -64,10 +65,15 @@ def test_fields_are_declared_with_description_unit_range_and_choices(make_node):
 
 
 def test_overrides_reach_the_sets_and_integers_widen(make_node):
-    node, sets = make_node('-p', 'margin_ms:=3', '-p', 'joint_names:=[a, b]')
+    overrides = ('margin_ms:=3', 'joint_names:=[a, b]', 'initial_action:=[0.5, 1.0]')
+    node, sets = make_node(*(word for item in overrides for word in ('-p', item)))
     assert sets[Timing].margin_ms == 3.0
     assert list(sets[Model].joint_names) == ['a', 'b']
+    assert sets[Model].initial_action == [0.5, 1.0]
     assert node.get_parameter('margin_ms').value == 3.0
+    changed = [Parameter('initial_action', value=[0.0, 2.0])]
+    assert node.set_parameters(changed)[0].successful
+    assert sets[Model].initial_action == [0.0, 2.0]
 
 
 def test_ros_own_parameters_are_no_strangers(make_node):

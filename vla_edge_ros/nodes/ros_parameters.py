@@ -6,6 +6,7 @@ description, unit, range and choices; overrides that name no field are refused; 
 running is checked as a whole by the set's own rules before any part of it takes effect.
 """
 
+import array
 from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
@@ -55,6 +56,11 @@ def descriptor_of(field: dataclasses.Field, read_only: bool = False) -> Paramete
     return descriptor
 
 
+def _plain(item: Parameter) -> Any:
+    """Return the value of a parameter; rclpy keeps numbers in an ``array``."""
+    return item.value.tolist() if isinstance(item.value, array.array) else item.value
+
+
 class RosParameters:
     """
     The parameter sets of one node, kept equal to its ROS parameters.
@@ -90,7 +96,7 @@ class RosParameters:
                 self._fields[field.name] = (cls, field)
 
         # rclpy keeps unknown overrides silently and offers no public way to list them.
-        overrides = {name: item.value for name, item in node._parameter_overrides.items()}
+        overrides = {name: _plain(item) for name, item in node._parameter_overrides.items()}
         self._refuse_unknown(overrides)
         given = {name: overrides[name] for name in self._fields if name in overrides}
         self._sets = {cls: from_mapping(cls, self._part(cls, given)) for cls in classes}
@@ -124,7 +130,7 @@ class RosParameters:
 
     def _changed(self, parameters: list[Parameter]) -> dict[type, Any]:
         """Return the sets as they would be with ``parameters`` applied all at once."""
-        values = {p.name: p.value for p in parameters if p.name in self._fields}
+        values = {p.name: _plain(p) for p in parameters if p.name in self._fields}
         for name, value in values.items():
             cls, field = self._fields[name]
             is_new = check_value(field, value) != getattr(self._sets[cls], name)

@@ -1,0 +1,73 @@
+"""A policy of fixed cost that steers by the brightness of the image, and a node that runs it."""
+
+from dataclasses import dataclass
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from vla_edge_ros.policy.action_tokens import ActionChunk
+from vla_edge_ros.telemetry.stages import Stage
+
+STEP_NS = 33_333_333
+
+
+@dataclass
+class FakeObservation:
+    stage_ns: dict
+    evicted_frame_id: int | None = None
+    num_frames: int = 1
+
+
+class FakePolicy:
+    """Offer what the node uses of a policy; ``error`` is raised by the next run if set."""
+
+    def __init__(self, observe_s: float = 0.002, act_s: float = 0.003):
+        self.config = SimpleNamespace(
+            image_width=24, image_height=20, action_dim=2, proprioception_mean=(0.0, 0.0),
+            joint_names=('trolley', 'bridge'),
+        )
+        self.cache = SimpleNamespace(layout=SimpleNamespace(max_frames=2))
+        self.instruction = None
+        self.error = None
+        self.instructions = []
+        self.images = []
+        self.joints = []
+        self.resets = 0
+        self._observe_s, self._act_s = observe_s, act_s
+        self._stamp_ns = 0
+
+    def set_instruction(self, text):
+        self.instruction = text
+        self.instructions.append(text)
+
+    def reset(self):
+        self.resets += 1
+
+    def observe(self, image, proprioception, stamp_ns):
+        if self.error is not None:
+            raise self.error
+        time.sleep(self._observe_s)
+        self._stamp_ns = stamp_ns
+        self.images.append(image.shape)
+        self.joints.append(np.array(proprioception))
+        return FakeObservation({Stage.PREFILL: int(self._observe_s * 1e9)})
+
+    def act(self):
+        time.sleep(self._act_s)
+        values = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], np.float32)
+        return ActionChunk(values, STEP_NS, np.zeros(2, np.float32), np.zeros(8, np.int32),
+                           self._stamp_ns)
+
+
+def make_fake_reasoning_node(interruptible, **options):
+    """Build the real node around the fake policy, as ``run_node`` wants it."""
+    from vla_edge_ros.nodes.reasoning import ReasoningNode
+    return ReasoningNode(interruptible, load_policy=lambda _: FakePolicy(), **options)
+
+
+if __name__ == '__main__':
+    import sys
+
+    from vla_edge_ros.nodes.process import run_node
+    sys.exit(run_node('fake_policy', 'make_fake_reasoning_node'))

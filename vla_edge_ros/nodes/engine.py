@@ -1,0 +1,149 @@
+"""What the reasoning node runs: loading, checking and calibrating a policy. No rclpy here."""
+
+from dataclasses import dataclass
+import statistics
+from time import perf_counter_ns
+
+import numpy as np
+
+from vla_edge_ros.clock import NS_PER_MS
+from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.nodes.conversions import resize_rgb8
+from vla_edge_ros.parameters import parameter, validate
+from vla_edge_ros.runtime.frame_buffer import Frame, FrameReader
+
+WARM_UP_INSTRUCTION = 'warm up'
+CALIBRATION_RUNS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyParameters:
+    """Which policy is loaded, and how much memory it may take."""
+
+    policy: str = parameter(
+        '', 'Checkpoint folder; empty takes the embedded policy.', read_only=True
+    )
+    backend: str = parameter(
+        'auto', 'Kernels to run on.', choices=('auto', 'cpu', 'reference'), read_only=True
+    )
+    weights_dtype: str = parameter(
+        'auto', 'How the weights are held in memory.', choices=('auto', 'float32', 'bfloat16'),
+        read_only=True,
+    )
+    kv_slots: int = parameter(
+        0, 'KV slots for frames, 0 takes the number of the checkpoint.', range=(0, 1_000_000),
+        read_only=True,
+    )
+    eviction: str = parameter(
+        'semantic', 'Which frame leaves a full cache.', choices=('semantic', 'fifo', 'uniform'),
+        read_only=True,
+    )
+    pin_first: bool = parameter(False, 'The first frame never leaves.', read_only=True)
+    pin_newest: bool = parameter(True, 'The newest frame is never the one to leave.', read_only=True)
+    memory_budget_mb: float = parameter(
+        0.0, 'Configuring is refused when the engine needs more, 0 for no limit.', unit='MB',
+        range=(0.0, 1e6), read_only=True,
+    )
+
+    def __post_init__(self):
+        validate(self)
+
+
+def load_policy(parameters: PolicyParameters):
+    """
+    Load the policy that the parameters name and check what it needs against the budget.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be loaded (``WeightsError``) or needs more memory than allowed; the message
+        then holds the table of all buffers.
+
+    """
+    # Imported here: loading is what a stop signal may interrupt.
+    from vla_edge_ros.kernels.memory_plan import format_plan, total_bytes
+    from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
+
+    policy = Policy.load(
+        parameters.policy or DEFAULT_POLICY,
+        backend=parameters.backend,
+        weights_dtype=parameters.weights_dtype,
+        kv_slots=parameters.kv_slots,
+        eviction=parameters.eviction,
+        pin_first=parameters.pin_first,
+        pin_newest=parameters.pin_newest,
+    )
+    plan = policy.memory_plan()
+    needed_mb = total_bytes(plan) / 1e6
+    budget_mb = parameters.memory_budget_mb
+    if budget_mb and needed_mb > budget_mb:
+        rule = f'must be >= the {needed_mb:.1f} MB of this policy\n{format_plan(plan)}\n'
+        raise ConfigError('memory_budget_mb', rule, budget_mb)
+    return policy
+
+
+def calibrate(policy, runs: int = CALIBRATION_RUNS) -> tuple[float, float]:
+    """
+    Compile, fill the cache, and measure what a tick costs from then on.
+
+    Parameters
+    ----------
+    policy : Policy
+        Left as after ``reset``.
+    runs : int
+        Timed runs behind the warm-up.
+
+    Returns
+    -------
+    prefill_ms, decode_ms : float
+        Median cost of observing a frame and of decoding a chunk with a full cache, ms.
+
+    """
+    config = policy.config
+    image = np.zeros((config.image_height, config.image_width, 3), np.uint8)
+    joints = np.asarray(config.proprioception_mean, np.float32)
+    policy.set_instruction(WARM_UP_INSTRUCTION)
+    prefill_ns, decode_ns = [], []
+    for run in range(policy.cache.layout.max_frames + runs):
+        started_ns = perf_counter_ns()
+        policy.observe(image, joints, run)
+        observed_ns = perf_counter_ns()
+        policy.act()
+        prefill_ns.append(observed_ns - started_ns)
+        decode_ns.append(perf_counter_ns() - observed_ns)
+    policy.reset()
+    return (
+        statistics.median(prefill_ns[-runs:]) / NS_PER_MS,
+        statistics.median(decode_ns[-runs:]) / NS_PER_MS,
+    )
+
+
+class ResizingReader:
+    """
+    The newest frame in the size the policy wants; a camera node told the size costs nothing here.
+
+    Parameters
+    ----------
+    reader : FrameReader
+        Where frames come from.
+    width, height : int
+        Size of the policy's image, px.
+
+    """
+
+    def __init__(self, reader: FrameReader, width: int, height: int):
+        self._reader = reader
+        self._width = width
+        self._height = height
+
+    def read(self) -> Frame | None:
+        """Return the newest frame, or None when there is none."""
+        frame = self._reader.read()
+        if frame is None or frame.image.shape[:2] == (self._height, self._width):
+            return frame
+        image = resize_rgb8(frame.image, self._width, self._height)
+        return Frame(image, frame.stamp_ns, frame.received_ns, frame.sequence)
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()

@@ -1,0 +1,389 @@
+"""The reasoning node: managed, it turns the newest frame into an action thirty times a second."""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+import gc
+import sys
+import traceback
+
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+import numpy as np
+from rclpy.clock import Clock, ClockType, JumpThreshold
+from rclpy.duration import Duration
+from rclpy.qos import DurabilityPolicy, qos_profile_sensor_data, QoSProfile
+from sensor_msgs.msg import JointState, TimeReference
+from std_msgs.msg import String
+from std_srvs.srv import SetBool, Trigger
+
+from vla_edge_ros.clock import MonotonicClock, NS_PER_MS
+from vla_edge_ros.errors import ConfigError, VlaEdgeError
+from vla_edge_ros.nodes import engine
+from vla_edge_ros.nodes.camera import frame_buffer_name, FrameBufferParameters
+from vla_edge_ros.nodes.control_thread import ControlThread
+from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, ERROR, OK, Report, RosClock, WARN
+from vla_edge_ros.nodes.lifecycle import ManagedNode, SUCCESS
+from vla_edge_ros.nodes.messages import (
+    action_message,
+    ACTION_TYPES,
+    joint_positions,
+    observation_reference,
+)
+from vla_edge_ros.nodes.realtime import apply_to_thread, lock_memory, RealtimeParameters
+from vla_edge_ros.parameters import parameter, validate
+from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters, Cause
+from vla_edge_ros.runtime.admission import AdmissionController, AdmissionParameters
+from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters, StepResult
+from vla_edge_ros.runtime.frame_buffer import FrameReader
+from vla_edge_ros.runtime.runner import ThreadRunner
+from vla_edge_ros.telemetry.trace import TraceWriter
+
+STATUS_PERIOD_S = 0.1
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that waits for the interpreter lock asks for it after this, not after 5 ms."""
+GARBAGE_TICKS = 30
+LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+LIVE_SETS = (ControlLoopParameters, AdmissionParameters, ActionQueueParameters)
+GOOD_CAUSES = (Cause.FRESH, Cause.QUEUED)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningParameters:
+    """Inputs and outputs of the node."""
+
+    autostart: bool = parameter(
+        False, 'Configure and activate without a lifecycle manager.', read_only=True
+    )
+    instruction: str = parameter(
+        '', 'Instruction to follow until the first one is heard on the topic.'
+    )
+    action_type: str = parameter(
+        'joint_trajectory', 'Message type of the action topic.', choices=tuple(ACTION_TYPES),
+        read_only=True,
+    )
+    use_joint_states: bool = parameter(
+        True, 'Wait for joint states; without them the policy sees its mean pose.', read_only=True
+    )
+    max_joint_state_age_ms: float = parameter(
+        500.0, 'Joint states received longer ago are not used.', unit='ms', range=(1.0, 60000.0)
+    )
+    trace_path: str = parameter(
+        '', 'CSV file for one record a tick; empty for none.', read_only=True
+    )
+
+    def __post_init__(self):
+        validate(self)
+
+
+class ReasoningNode(ManagedNode):
+    """
+    Load a policy at configure, run the control loop while active.
+
+    Parameters
+    ----------
+    interruptible : callable
+        Context manager for loading and compiling, which a stop signal may abandon.
+    load_policy, calibrate : callable
+        As in ``nodes/engine.py``.
+    steady : Clock, optional
+        Monotonic time.
+    options
+        For ``rclpy.node.Node``.
+
+    """
+
+    def __init__(
+        self,
+        interruptible: Callable[[], AbstractContextManager] = nullcontext,
+        load_policy: Callable = engine.load_policy,
+        calibrate: Callable = engine.calibrate,
+        steady=None,
+        **options,
+    ):
+        sets = (
+            ReasoningParameters, engine.PolicyParameters, FrameBufferParameters,
+            RealtimeParameters, *LIVE_SETS,
+        )
+        super().__init__('reasoning_node', sets, interruptible, **options)
+        self._load_policy = load_policy
+        self._calibrate = calibrate
+        self._steady = steady or MonotonicClock()
+        self._clock_ros = RosClock(self)
+        self._policy = self._calibration = self._reader = None
+        self._actions = self._observations = None
+        self._loop = self._runner = self._control = self._trace = self._jump = None
+        self._failure: Exception | None = None
+        self._held = False
+        self._instruction = self.parameters[ReasoningParameters].instruction
+        self._joints: tuple[np.ndarray, int] | None = None
+        self._last: StepResult | None = None
+        self._ages_ms: deque[float] = deque(maxlen=1000)
+        self._reported_fallbacks = 0
+        self._policy_error = ''
+
+        self.parameters.on_change(self._on_parameters)
+        self.create_subscription(String, 'instruction', self._on_instruction, LATCHED)
+        self.create_subscription(
+            JointState, 'joint_states', self._on_joint_states, qos_profile_sensor_data
+        )
+        self.create_service(SetBool, '~/hold', self._on_hold)
+        self.create_service(Trigger, '~/reset', self._on_reset)
+        self._status = self.create_publisher(DiagnosticStatus, '~/status', 10)
+        self._steady_ros = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(STATUS_PERIOD_S, self._on_status_timer, clock=self._steady_ros)
+        DiagnosticsTimer(self, self._report)
+        self._autostart = None
+        if self.parameters[ReasoningParameters].autostart:
+            self._autostart = self.create_timer(0.0, self._start_by_itself, clock=self._steady_ros)
+
+    # Transitions.
+
+    def _setup(self) -> None:
+        with self._interruptible():
+            self._policy = self._load_policy(self.parameters[engine.PolicyParameters])
+            self._check_action_size()
+            self._calibration = self._calibrate(self._policy)
+        config = self._policy.config
+        name = frame_buffer_name(self.parameters[FrameBufferParameters], self)
+        self._reader = engine.ResizingReader(
+            FrameReader(name), config.image_width, config.image_height
+        )
+        kind = self.parameters[ReasoningParameters].action_type
+        self._actions = self.create_publisher(ACTION_TYPES[kind], 'action', 10)
+        self._observations = self.create_publisher(TimeReference, '~/observation', 10)
+        lock_memory(self.parameters[RealtimeParameters], self.get_logger().warning)
+        prefill_ms, decode_ms = self._calibration
+        self.get_logger().info(
+            f'configured: reading {name}, a chunk costs {prefill_ms:.1f} ms to observe and '
+            f'{decode_ms:.1f} ms to decode of {self.parameters[ControlLoopParameters].deadline_ms}'
+        )
+
+    def _start(self) -> None:
+        parameters = self.parameters
+        self._failure, self._last, self._policy_error = None, None, ''
+        admission = AdmissionController(parameters[AdmissionParameters])
+        admission.seed(*self._calibration)
+        self._runner = ThreadRunner(self._steady)
+        self._loop = ControlLoop(
+            self._policy, self._reader, admission,
+            ActionQueue(parameters[ActionQueueParameters]), self._runner, self._clock_ros,
+            self._steady, parameters[ControlLoopParameters], self._read_joints,
+        )
+        self._loop.reset()
+        self._loop.set_hold(self._held)
+        if self._instruction.strip():
+            self._loop.set_instruction(self._instruction)
+        if parameters[ReasoningParameters].trace_path:
+            self._trace = TraceWriter(
+                parameters[ReasoningParameters].trace_path, self._policy.config.action_dim
+            )
+        follows_ros = self.get_parameter('use_sim_time').value
+        if follows_ros:
+            threshold = JumpThreshold(
+                min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=False
+            )
+            self._jump = self.get_clock().create_jump_callback(
+                threshold, post_callback=lambda _jump: self._loop.reset()
+            )
+        self._control = ControlThread(
+            self._tick, parameters[ControlLoopParameters].period_ns, self._steady,
+            self._on_control_start, self._on_control_error,
+            self._clock_ros if follows_ros else None,
+        )
+        # Nothing that lives now is garbage; what a tick leaves is collected in slack.
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._control.start()
+
+    def _stop(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            if not control.stop():
+                self.get_logger().error('the control thread does not end')
+            gc.enable()
+            gc.unfreeze()
+            sys.setswitchinterval(self._switch_interval_s)
+            self._send_safe_action()
+        runner, self._runner = self._runner, None
+        if runner is not None and not runner.close():
+            self.get_logger().error('the policy does not end')
+        jump, self._jump = self._jump, None
+        if jump is not None:
+            jump.unregister()
+        trace, self._trace = self._trace, None
+        if trace is not None and not trace.close():
+            self.get_logger().error(f'the trace lacks {trace.dropped} ticks ({trace.error})')
+        self._loop = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _teardown(self) -> None:
+        for publisher in (self._actions, self._observations):
+            if publisher is not None:
+                self.destroy_publisher(publisher)
+        self._actions = self._observations = None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        self._policy = self._calibration = None
+
+    def _start_by_itself(self) -> None:
+        self._autostart.cancel()
+        if self.trigger_configure() is SUCCESS:
+            self.trigger_activate()
+
+    def _check_action_size(self) -> None:
+        size = self._policy.config.action_dim
+        initial = self.parameters[ActionQueueParameters].initial_action
+        if initial and len(initial) != size:
+            raise ConfigError('initial_action', f'must have {size} values', initial)
+        if self.parameters[ReasoningParameters].action_type == 'twist' and size > 6:
+            raise ConfigError('action_type', f'cannot be twist for {size} joints', 'twist')
+
+    # The control thread.
+
+    def _on_control_start(self) -> None:
+        wishes = self.parameters[RealtimeParameters]
+        apply_to_thread(wishes, 0, self.get_logger().warning)
+        apply_to_thread(wishes, self._runner.native_id, self.get_logger().warning)
+
+    def _on_control_error(self, error: Exception) -> None:
+        # The executor's thread takes the node out of active; the robot is made safe at once.
+        self.get_logger().error(f'control thread failed:\n{traceback.format_exc()}')
+        self._failure = error
+        self._send_safe_action()
+
+    def _tick(self, scheduled_ns: int) -> None:
+        result = self._loop.tick(scheduled_ns)
+        if result.action is not None:
+            self._publish_action(result.action, result.chunk, result.chunk_index,
+                                 result.action_stamp_ns)
+            self._observations.publish(observation_reference(
+                result.action_stamp_ns, result.observation_stamp_ns or 0, result.cause.value
+            ))
+            self._ages_ms.append(result.observation_age_ms)
+        if self._trace is not None:
+            self._trace.record(result)
+        if result.error is not None:
+            self._policy_error = str(result.error)
+        self._last = result
+        if result.tick % GARBAGE_TICKS == 0:
+            gc.collect(1)
+
+    def _publish_action(self, action, chunk, chunk_index, stamp_ns: int) -> None:
+        rows, step_ns = action[None], 0
+        if chunk is not None:
+            rows, step_ns = chunk.values[chunk_index:], chunk.step_ns
+        kind = self.parameters[ReasoningParameters].action_type
+        names = self._policy.config.joint_names
+        self._actions.publish(action_message(kind, stamp_ns, rows, step_ns, names))
+
+    def _send_safe_action(self) -> None:
+        """Publish what the fallback ladder ends in; the control thread must not tick any more."""
+        queue = self._loop.queue
+        queue.set_hold(True)
+        safe = queue.take(self._steady.now_ns())
+        if safe.action is not None:
+            self._publish_action(
+                safe.action, safe.chunk, safe.chunk_index, self._clock_ros.now_ns()
+            )
+
+    def _read_joints(self) -> np.ndarray | None:
+        parameters = self.parameters[ReasoningParameters]
+        if not parameters.use_joint_states:
+            return np.asarray(self._policy.config.proprioception_mean, np.float32)
+        if self._joints is None:
+            return None
+        positions, received_ns = self._joints
+        age_ns = self._steady.now_ns() - received_ns
+        return positions if age_ns <= parameters.max_joint_state_age_ms * NS_PER_MS else None
+
+    # Callbacks of the executor.
+
+    def _on_joint_states(self, message: JointState) -> None:
+        if self._policy is None:
+            return
+        try:
+            positions = joint_positions(message, self._policy.config.joint_names)
+        except VlaEdgeError as error:
+            text = f'joint states rejected: {error}'
+            self.get_logger().warning(text, throttle_duration_sec=5.0)
+        else:
+            self._joints = (positions, self._steady.now_ns())
+
+    def _on_instruction(self, message: String) -> None:
+        try:
+            if self._loop is not None:
+                self._loop.set_instruction(message.data)
+            elif not message.data.strip():
+                raise ConfigError('instruction', 'must not be blank', message.data)
+        except VlaEdgeError as error:
+            self.get_logger().warning(f'instruction rejected: {error}')
+        else:
+            self._instruction = message.data
+
+    def _on_parameters(self) -> None:
+        if self._loop is not None:
+            for kind in LIVE_SETS:
+                self._loop.set_parameters(self.parameters[kind])
+
+    def _on_hold(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
+        self._held = request.data
+        if self._loop is not None:
+            self._loop.set_hold(request.data)
+        response.success = True
+        response.message = 'holding' if request.data else 'released'
+        return response
+
+    def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success = self._loop is not None
+        response.message = 'reset' if response.success else f'nothing to reset while {self.state}'
+        if response.success:
+            self._loop.reset()
+        return response
+
+    def _on_status_timer(self) -> None:
+        if self._failure is not None:
+            self.trigger_deactivate()
+        last = self._last
+        status = DiagnosticStatus(name=self.get_fully_qualified_name(), message=self.state)
+        if last is not None and self._loop is not None:
+            status.level = OK if last.cause in GOOD_CAUSES else WARN
+            status.values = [
+                KeyValue(key='tick', value=str(last.tick)),
+                KeyValue(key='decision', value=last.decision.value),
+                KeyValue(key='reason', value=last.reason.value),
+                KeyValue(key='cause', value=last.cause.value),
+                KeyValue(key='observation_age_ms', value=f'{last.observation_age_ms:.2f}'),
+            ]
+        self._status.publish(status)
+
+    def _report(self) -> Report:
+        loop, last = self._loop, self._last
+        values: dict[str, object] = {'state': self.state, 'last_error': self.last_error}
+        if loop is None or last is None:
+            return (ERROR if self.last_error else OK), self.last_error or self.state, values
+        ages_ms = [self._ages_ms.popleft() for _ in range(len(self._ages_ms))]
+        good = sum(loop.causes[cause.value] for cause in GOOD_CAUSES)
+        fallbacks = sum(loop.causes.values()) - good
+        new_fallbacks = fallbacks - self._reported_fallbacks
+        self._reported_fallbacks = fallbacks
+        values.update({f'reason.{name}': count for name, count in loop.counts.items()})
+        values.update({f'cause.{name}': count for name, count in loop.causes.items()})
+        values.update(
+            ticks=last.tick + 1,
+            estimate_ms=round(last.estimate_ms, 3),
+            instruction=loop.instruction or '',
+            policy_error=self._policy_error,
+        )
+        if ages_ms:
+            values['observation_age_p50_ms'] = round(float(np.nanpercentile(ages_ms, 50)), 3)
+            values['observation_age_max_ms'] = round(float(np.nanmax(ages_ms)), 3)
+        if new_fallbacks > 0:
+            return WARN, f'{new_fallbacks} fallbacks, last: {last.reason.value}', values
+        return OK, 'active', values
