@@ -35,7 +35,8 @@ def test_version_and_licence_agree_everywhere():
 
 
 def test_manifest_names_every_ros_package_the_code_imports():
-    pattern = re.compile(r'^\s*(?:from|import) (rclpy|launch\w*|\w+_msgs|std_srvs)\b', re.M)
+    names = r'rclpy|launch\w*|\w+_msgs|std_srvs|builtin_interfaces|ament_index_python'
+    pattern = re.compile(rf'^\s*(?:from|import) ({names})\b', re.M)
     used = set()
     for path in [*ROOT.glob('vla_edge_ros/**/*.py'), *ROOT.glob('launch/*.py')]:
         used.update(pattern.findall(path.read_text()))

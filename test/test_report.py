@@ -6,9 +6,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from vla_edge_ros.errors import TransportError
+from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.lab import plots
-from vla_edge_ros.lab.report import flatten, read_columns, sentences, write_report
+from vla_edge_ros.lab.report import flatten, sentences, write_report
+from vla_edge_ros.telemetry.trace import COLUMNS, read_trace
 
 PERIOD_NS = 33_333_333
 START_NS = 1_700_000_000_123_456_789
@@ -23,44 +24,37 @@ SUMMARY = {
 
 
 @pytest.fixture
-def trace_path(tmp_path):
+def trace(tmp_path):
     rows = []
     for tick in range(40):
         scheduled = START_NS + tick * PERIOD_NS
         full = tick != 20
-        rows.append({
+        values = {
             'tick': tick, 'scheduled_ns': scheduled,
             'published_ns': scheduled + (2_000_000 if tick == 30 else 1_000_000),
             'decision': 'full' if full else 'refuse', 'reason': '' if full else 'over <budget>',
             'cause': 'fresh' if full else 'hold',
             'observation_age_ms': 12.5 if full else '', 'estimate_ms': 9.0, 'budget_ms': 31.0,
             'preprocess_ms': 0.2, 'vision_ms': 0.5, 'prefill_ms': 3.0,
-            'decode_ms': 5.0 if full else '', 'late': False,
-        })
+            'decode_ms': 5.0 if full else '', 'late': 0,
+        }
+        rows.append([values.get(name, '') for name, _, _ in COLUMNS])
     path = tmp_path / 'trace.csv'
     with open(path, 'w', newline='') as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+        csv.writer(file).writerows([[name for name, _, _ in COLUMNS], *rows])
+    return read_trace(path)
 
 
-def test_stamps_keep_all_their_digits(trace_path):
-    trace = read_columns(trace_path)
-    assert trace['scheduled_ns'][1] == START_NS + PERIOD_NS
-    assert np.isnan(trace['decode_ms'][20]) and trace['cause'][20] == 'hold'
-
-
-def test_jitter_shows_the_one_late_publication(trace_path):
-    deviation = plots.period_deviation_ms(read_columns(trace_path))
+def test_jitter_shows_the_one_late_publication(trace):
+    deviation = plots.period_deviation_ms(trace)
     assert np.argmax(deviation) == 29 and deviation[29] == pytest.approx(1.0)
     assert deviation[30] == pytest.approx(-1.0)
     assert np.count_nonzero(np.abs(deviation) > 0.01) == 2
 
 
-def test_page_holds_four_pictures_and_loads_nothing(trace_path, tmp_path):
+def test_page_holds_four_pictures_and_loads_nothing(trace, tmp_path):
     page = tmp_path / 'report.html'
-    write_report(page, SUMMARY, trace_path)
+    write_report(page, SUMMARY, trace)
     text = page.read_text()
     assert text.count('<svg') == text.count('</svg>') == 4
     assert 'src="http' not in text and '<link' not in text and '<script' not in text
@@ -68,14 +62,13 @@ def test_page_holds_four_pictures_and_loads_nothing(trace_path, tmp_path):
         assert f'>{name}<' in text
 
 
-def test_page_links_the_film_beside_it(trace_path, tmp_path):
+def test_page_links_the_film_beside_it(trace, tmp_path):
     page = tmp_path / 'report.html'
-    write_report(page, SUMMARY, trace_path, tmp_path / 'robot.mp4')
+    write_report(page, SUMMARY, trace, tmp_path / 'robot.mp4')
     assert '<video src="robot.mp4"' in page.read_text()
 
 
-def test_pictures_are_well_formed_and_equal_for_equal_runs(trace_path):
-    trace = read_columns(trace_path)
+def test_pictures_are_well_formed_and_equal_for_equal_runs(trace):
     for draw in (plots.decisions, plots.observation_age, plots.jitter, plots.stage_times):
         text = draw(trace)
         ElementTree.fromstring(text)
@@ -84,15 +77,21 @@ def test_pictures_are_well_formed_and_equal_for_equal_runs(trace_path):
 
 def test_sentences_say_what_happened():
     said = ' '.join(sentences(SUMMARY))
-    assert '40 ticks at 30.00 actions' in said and 'worst to 1.25 ms' in said
+    assert '40 ticks and published 30.00 actions' in said and 'worst to 1.25 ms' in said
     assert 'Of 80 camera frames 79 arrived (1.25 % lost)' in said
     assert '75 % of 4 episodes' in said
-    assert 'Every tick published' in said
+    assert 'Every tick published an action or says' in said
     assert '3 ticks have neither' in ' '.join(sentences({**SUMMARY, 'unexplained_ticks': 3}))
 
 
 def test_sentences_leave_out_what_was_not_measured():
-    assert sentences({'ticks': 0}) == []
+    nothing = dict.fromkeys(('p50', 'p95', 'p99', 'max'))
+    summary = {
+        **SUMMARY, 'action_rate_hz': None, 'observation_age_ms': nothing, 'episodes': None,
+        'camera': dict.fromkeys(('published', 'received', 'lost_fraction')),
+    }
+    assert sentences(summary) == ['Every tick published an action or says by name why not.']
+    assert dict(flatten(summary))['episodes'] == 'not measured'
 
 
 def test_every_number_of_the_summary_is_listed():
@@ -100,10 +99,7 @@ def test_every_number_of_the_summary_is_listed():
     assert names['camera.lost_fraction'] == '0.0125' and names['decisions.refuse'] == '1'
 
 
-def test_trace_that_is_missing_or_empty_is_named(tmp_path):
-    with pytest.raises(TransportError, match='trace must be readable'):
-        read_columns(tmp_path / 'none.csv')
-    empty = tmp_path / 'empty.csv'
-    empty.write_text('tick,decision\n')
-    with pytest.raises(TransportError, match='at least two ticks'):
-        read_columns(empty)
+def test_trace_that_is_too_short_is_refused(trace, tmp_path):
+    short = {name: column[:1] for name, column in trace.items()}
+    with pytest.raises(ConfigError, match='at least two ticks'):
+        write_report(tmp_path / 'report.html', SUMMARY, short)

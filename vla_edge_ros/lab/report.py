@@ -4,17 +4,15 @@
 Sentences first, then the figures they come from, then every number.
 """
 
-from collections.abc import Mapping, Sequence
-import csv
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
-from vla_edge_ros.errors import TransportError
+from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.lab import plots
 
-TEXT_COLUMNS = ('decision', 'reason', 'cause')
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
        color: #222; background: #fff; }
@@ -27,67 +25,30 @@ td + td { font-variant-numeric: tabular-nums; }
 """
 
 
-def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """
-    Read a trace as arrays by column; an empty cell of a number is NaN.
-
-    Raises
-    ------
-    TransportError
-        The file is missing or holds fewer than two ticks.
-
-    """
-    try:
-        with open(path, newline='', encoding='utf-8') as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise TransportError('trace', f'must be readable ({error.strerror})', str(path)) from None
-    if len(rows) < 2:
-        raise TransportError('trace', 'must hold at least two ticks', len(rows))
-    return {name: _column(name, [row[name] for row in rows]) for name in rows[0]}
-
-
-def _column(name: str, cells: Sequence[str]) -> np.ndarray:
-    if name in TEXT_COLUMNS:
-        return np.array(cells)
-    # Stamps need all their digits, which a float64 has not.
-    if name.endswith('_ns') and all(cells):
-        return np.array([int(cell) for cell in cells], np.int64)
-    return np.array([_number(cell) for cell in cells])
-
-
-def _number(cell: str) -> float:
-    if cell in ('True', 'False'):
-        return float(cell == 'True')
-    return float(cell or 'nan')
-
-
 def sentences(summary: Mapping) -> list[str]:
-    """Say in plain words what a summary means; what it does not hold is left out."""
+    """Say in plain words what a summary means; what was not measured is left out."""
     said = []
-    ticks = summary.get('ticks', 0)
-    if ticks:
-        text = f'The loop ran {ticks:,} ticks at {summary["action_rate_hz"]:.2f} actions a second'
-        deviation = summary.get('period_deviation_ms')
-        if deviation:
-            text += (f'; 99 of 100 periods were right to {deviation["p99"]:.2f} ms, '
-                     f'the worst to {deviation["max"]:.2f} ms')
-        said.append(text + '.')
-        unexplained = summary.get('unexplained_ticks', 0)
+    if summary['action_rate_hz']:
+        deviation = summary['period_deviation_ms']
         said.append(
-            'Every tick published an action or a named fallback.' if not unexplained
-            else f'{unexplained} ticks have neither an action nor a named fallback.')
-    age = summary.get('observation_age_ms')
-    if age:
+            f'The loop ran {summary["ticks"]:,} ticks and published '
+            f'{summary["action_rate_hz"]:.2f} actions a second; 99 of 100 periods were right to '
+            f'{deviation["p99"]:.2f} ms, the worst to {deviation["max"]:.2f} ms.')
+    unexplained = summary['unexplained_ticks']
+    said.append(
+        f'{unexplained} ticks have neither an action nor a named fallback.' if unexplained
+        else 'Every tick published an action or says by name why not.')
+    age = summary['observation_age_ms']
+    if age['p50'] is not None:
         said.append(
             f'Half of the actions were computed from an image younger than {age["p50"]:.1f} ms '
             f'when they were published, 99 of 100 from one younger than {age["p99"]:.1f} ms.')
-    camera = summary.get('camera')
-    if camera:
+    camera = summary['camera']
+    if camera['lost_fraction'] is not None:
         said.append(
             f'Of {camera["published"]:,} camera frames {camera["received"]:,} arrived '
             f'({100 * camera["lost_fraction"]:.2f} % lost).')
-    if summary.get('episodes'):
+    if summary['episodes']:
         said.append(
             f'The robot did what it was told in {100 * summary["success_rate"]:.0f} % of '
             f'{summary["episodes"]} episodes.')
@@ -104,12 +65,12 @@ def flatten(summary: Mapping, prefix: str = '') -> list[tuple[str, str]]:
         elif isinstance(value, float):
             rows.append((name, f'{value:.4g}'))
         else:
-            rows.append((name, str(value)))
+            rows.append((name, 'not measured' if value is None else str(value)))
     return rows
 
 
 def write_report(
-    path: Path, summary: Mapping, trace_path: Path, film: Path | None = None
+    path: Path, summary: Mapping, trace: Mapping[str, np.ndarray], film: Path | None = None
 ) -> None:
     """
     Write the page.
@@ -120,18 +81,20 @@ def write_report(
         The HTML file to write.
     summary : mapping
         As in ``summary.json``.
-    trace_path : Path
-        The trace of the same run, CSV.
+    trace : mapping of str to array
+        The trace of the same run, as ``read_trace`` returns it.
     film : Path, optional
         Video or GIF beside the page; linked, not embedded.
 
     Raises
     ------
-    TransportError
-        The trace cannot be read.
+    ConfigError
+        The trace holds fewer than two ticks.
 
     """
-    trace = read_columns(trace_path)
+    ticks = len(trace['tick'])
+    if ticks < 2:
+        raise ConfigError('trace', 'must hold at least two ticks', ticks)
     parts = [f'<ul>{"".join(f"<li>{escape(text)}</li>" for text in sentences(summary))}</ul>']
     if film is not None:
         name = escape(film.name)
@@ -151,7 +114,7 @@ def write_report(
     parts.append(f'<h2>All numbers</h2><table>{rows}</table>')
     parts.append(
         '<p class="note">Observation age: publication of an action minus the header stamp of the '
-        f'image it was computed from. One record a tick: {escape(trace_path.name)}.</p>')
+        'image it was computed from.</p>')
     path.write_text(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'

@@ -1,0 +1,192 @@
+"""
+``vla-edge demo``: the whole system for a while, then what it did.
+
+Camera, reasoning and simulator run as processes of their own and talk DDS, as on a robot; this
+process only watches. Counting starts with the first action. At the end the reasoning node goes
+first and the camera a moment later, so that no tick is counted that had no camera to look at.
+"""
+
+import argparse
+from collections.abc import Callable
+import json
+import os
+from pathlib import Path
+import sys
+import time
+
+from vla_edge_ros.demo.processes import CpuMeter, NodeFailed, NodeProcesses
+from vla_edge_ros.demo.state import CAMERA, NODES, REASONING, RunState, SIM
+from vla_edge_ros.errors import BackendUnavailable, ConfigError, TransportError
+from vla_edge_ros.nodes.environment import free_domain_id, node_command, node_environment
+from vla_edge_ros.nodes.process import Interrupted, StopRequest
+
+START_LIMIT_S = 180.0
+"""Loading and compiling on a slow machine, before the first action."""
+CAMERA_LEAD_S = 1.0
+"""How much longer than the reasoning node the camera runs."""
+SETTLE_LIMIT_S = 4.0
+"""Two reports of each node, for counts that agree."""
+POLL_S = 0.05
+PERIOD_MS = 1000.0 / 30.0
+FILM = 'robot.webp'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``vla-edge demo``."""
+    parser.add_argument('--seconds', type=float, default=30.0, help='length of the run')
+    parser.add_argument('--out', type=Path, default=Path('out/demo'), help='folder for results')
+    parser.add_argument('--instruction', default='',
+                        help='one instruction for all episodes; otherwise drawn anew each time')
+    parser.add_argument('--record', type=Path, metavar='BAG', help='also record a rosbag2 there')
+    parser.add_argument('--seed', type=int, default=0, help='seed of world and instructions')
+    parser.add_argument('--no-video', action='store_true', help='draw no film afterwards')
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run ``vla-edge demo``."""
+    if not 1.0 <= options.seconds <= 86400.0:
+        raise ConfigError('--seconds', 'must be in 1..86400 s', options.seconds)
+    stop = StopRequest()
+    stop.install()
+    try:
+        demo = Demo(options, stop)
+        demo.run_nodes()
+        with stop.interruptible():
+            demo.write_results()
+    except Interrupted:
+        print('demo stopped; no results written', file=sys.stderr)
+    except NodeFailed as error:
+        print(f'vla-edge: {error}', file=sys.stderr)
+        return 1
+    return 0
+
+
+class Demo:
+    """
+    One run.
+
+    Parameters
+    ----------
+    options : Namespace
+        As :func:`add_arguments` declares them.
+    stop : StopRequest
+        Looked at while the nodes run.
+
+    """
+
+    def __init__(self, options: argparse.Namespace, stop: StopRequest):
+        self._options = options
+        self._stop = stop
+        self._state = RunState()
+        self._out: Path = options.out.resolve()
+        try:
+            self._out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            rule = f'must be a folder that can be written to ({error.strerror})'
+            raise TransportError('--out', rule, str(options.out)) from None
+        self._trace = self._out / 'trace.csv'
+        self._states = self._out / 'states.npz'
+        for name in ('summary.json', 'report.html', FILM):
+            (self._out / name).unlink(missing_ok=True)
+        self._trace.unlink(missing_ok=True)
+        self._states.unlink(missing_ok=True)
+        self._measured: dict = {}
+
+    def run_nodes(self) -> None:
+        """
+        Start the nodes, watch them, end them.
+
+        Raises
+        ------
+        NodeFailed
+            A node ended by itself, or no action came.
+        Interrupted
+            A signal came; the nodes are ended all the same.
+
+        """
+        options = self._options
+        environment = node_environment(free_domain_id(), self._out)
+        # This process listens on the same domain.
+        os.environ.update(environment)
+        with self._stop.interruptible():
+            try:
+                from vla_edge_ros.demo.live_view import LiveView
+                from vla_edge_ros.demo.monitor import Monitor
+            except ImportError as error:
+                rule = "must be importable: source ROS 2, or pip install '.[ros]'"
+                raise BackendUnavailable('rclpy', rule, str(error)) from error
+
+        with NodeProcesses(environment, self._out) as nodes:
+            nodes.start(REASONING, node_command(
+                REASONING, autostart=True, trace_path=str(self._trace)))
+            nodes.start(CAMERA, node_command(CAMERA))
+            nodes.start(SIM, node_command(
+                SIM, seed=options.seed, instruction=options.instruction,
+                wait_for_subscriber=True, run_seconds=options.seconds + CAMERA_LEAD_S,
+                state_log_path=str(self._states)))
+            with (
+                Monitor(self._state, options.record) as monitor,
+                LiveView(self._state, options.seconds) as view,
+            ):
+                def wait(done: Callable[[], bool], limit_s: float) -> bool:
+                    until = time.monotonic() + limit_s
+                    while not done():
+                        if self._stop.requested:
+                            raise Interrupted
+                        if time.monotonic() > until:
+                            return False
+                        nodes.check()
+                        monitor.listen(POLL_S)
+                        view.refresh()
+                    return True
+
+                self._watch(nodes, wait, view)
+            for name in NODES[1:]:
+                nodes.end(name)
+
+    def _watch(self, nodes: NodeProcesses, wait, view) -> None:
+        state, seconds = self._state, self._options.seconds
+        if not wait(lambda: state.acting, START_LIMIT_S):
+            raise NodeFailed(nodes.describe(REASONING, f'gave no action in {START_LIMIT_S:.0f} s'))
+        meter = CpuMeter(nodes)
+        view.start_clock()
+        end_s = time.monotonic() + seconds
+
+        def passed() -> bool:
+            state.cpu_percent = meter.read()
+            return time.monotonic() >= end_s
+
+        wait(passed, seconds + 1.0)
+        episodes, successes = state.count(SIM, 'episodes'), state.count(SIM, 'successes')
+        nodes.end(REASONING)
+        wait(lambda: state.camera_stopped, CAMERA_LEAD_S + SETTLE_LIMIT_S)
+        wait(lambda: state.camera_counts[0] == state.camera_counts[1], SETTLE_LIMIT_S)
+        published, received = state.camera_counts
+        self._measured = {
+            'camera': {'published': published, 'received': received},
+            'episodes': episodes,
+            'success_rate': successes / episodes if episodes else None,
+            'cpu_percent': state.cpu_percent,
+        }
+
+    def write_results(self) -> None:
+        """Write ``summary.json``, the film and ``report.html``."""
+        from vla_edge_ros.lab.record import environment_record
+        from vla_edge_ros.lab.report import write_report
+        from vla_edge_ros.telemetry.summary import summarize
+        from vla_edge_ros.telemetry.trace import read_trace
+
+        trace = read_trace(self._trace)
+        summary = summarize(trace, period_ms=PERIOD_MS, **self._measured)
+        summary['record'] = environment_record()
+        text = json.dumps(summary, indent=2)
+        (self._out / 'summary.json').write_text(text + '\n', encoding='utf-8')
+        film = None
+        if not self._options.no_video:
+            from vla_edge_ros.sim.video import render_video
+
+            print('drawing the film ...', flush=True)
+            film = self._out / FILM
+            render_video(self._states, self._trace, film, fps=15.0)
+        write_report(self._out / 'report.html', summary, trace, film)
+        print(f'wrote {self._options.out}/report.html, summary.json, trace.csv')
