@@ -134,7 +134,7 @@ class ActionQueue:
         self._base_ns = base_ns
         self._arrival = Cause.LATE if late else Cause.FRESH
         self._holds = 0
-        self._usable = not self.held
+        self._usable = True
 
     def take(self, now_ns: int) -> QueuedAction:
         """Return what the tick scheduled at ``now_ns`` publishes."""
