@@ -6,7 +6,7 @@ import numpy as np
 from vla_edge_ros.replay.bag import BagWriter, COMPRESSED_IMAGE, IMAGE, JOINT_STATE, STRING
 
 START_NS = 1_700_000_000_000_000_000
-PERIOD_NS = 16_666_667
+PERIOD_NS = 16_666_666  # two periods end just before a tick of 30 Hz
 TRANSPORT_NS = 2_000_000
 
 

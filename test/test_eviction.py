@@ -1,6 +1,7 @@
 """Eviction policies against their brute-force definitions."""
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 
