@@ -39,7 +39,7 @@ class PolicyParameters:
         read_only=True,
     )
     pin_first: bool = parameter(False, 'The first frame never leaves.', read_only=True)
-    pin_newest: bool = parameter(True, 'The newest frame is never the one to leave.', read_only=True)
+    pin_newest: bool = parameter(True, 'The newest frame never leaves.', read_only=True)
     memory_budget_mb: float = parameter(
         0.0, 'Configuring is refused when the engine needs more, 0 for no limit.', unit='MB',
         range=(0.0, 1e6), read_only=True,

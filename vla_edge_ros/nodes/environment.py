@@ -86,7 +86,7 @@ def node_environment(
     return environment
 
 
-def node_command(name: str, *arguments: str, **parameters: object) -> list[str]:
+def node_command(name: str, *arguments: str, **values: object) -> list[str]:
     """
     Return the command line of one of our nodes.
 
@@ -96,12 +96,12 @@ def node_command(name: str, *arguments: str, **parameters: object) -> list[str]:
         ``camera_node``, ``reasoning_node`` or ``sim_node``.
     arguments : str
         ROS arguments, such as ``-r __ns:=/left`` or ``--params-file FILE``, one word each.
-    parameters
+    values
         ROS parameters by name.
 
     """
     command = [sys.executable, '-m', f'{PACKAGE}.nodes.{name}', '--ros-args', *arguments]
-    for key, value in parameters.items():
+    for key, value in values.items():
         # A JSON string is a YAML string, so '' and 'off' stay strings.
         command += ['-p', f'{key}:={json.dumps(value)}']
     return command

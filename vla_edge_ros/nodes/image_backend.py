@@ -76,6 +76,7 @@ def _bridge_decoder() -> Decoder:
         try:
             return bridge.imgmsg_to_cv2(message, 'rgb8')
         except (CvBridgeError, TypeError, ValueError) as error:
-            raise ImageError('image', f'must be readable by cv_bridge ({error})', message.encoding)
+            rule = f'must be readable by cv_bridge ({error})'
+            raise ImageError('image', rule, message.encoding) from None
 
     return decode_bridged

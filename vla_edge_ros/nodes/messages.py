@@ -86,6 +86,8 @@ def velocities_at(message, elapsed_ns: int, joint_names: Sequence[str]) -> list[
         The command.
     elapsed_ns : int
         Time since it became due, ns; chooses the point of a trajectory.
+    joint_names : sequence of str
+        What is wanted; messages without names are taken to be in this order.
 
     Raises
     ------

@@ -8,11 +8,10 @@ signal raises. Everything else, above all what creates shared memory, runs to it
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, ExitStack
 import importlib
 import signal
 import sys
-import traceback
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SPIN_TIMEOUT_S = 0.1
@@ -79,7 +78,7 @@ def run_node(module: str, class_name: str) -> int:
     try:
         with stop.interruptible():
             import rclpy
-            from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+            from rclpy.executors import SingleThreadedExecutor
             from rclpy.signals import SignalHandlerOptions
 
             from vla_edge_ros.errors import VlaEdgeError
@@ -89,29 +88,24 @@ def run_node(module: str, class_name: str) -> int:
         stop.ignore_further()
         return 0
 
-    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
-    executor = SingleThreadedExecutor()
-    node, code = None, 0
-    try:
-        node = node_class(stop.interruptible)
-        executor.add_node(node)
-        while not (stop.requested or node.finished):
-            executor.spin_once(timeout_sec=SPIN_TIMEOUT_S)
-    except (Interrupted, ExternalShutdownException):
-        pass
-    except VlaEdgeError as error:
-        print(f'{class_name}: {error}', file=sys.stderr)
-        code = 1
-    except Exception:
-        traceback.print_exc()
-        code = 1
-    finally:
-        stop.ignore_further()
-        # The order matters: shutting rclpy down under a running executor or thread aborts.
-        if node is not None:
-            node.close()
-        executor.shutdown()
-        if node is not None:
-            node.destroy_node()
-        rclpy.try_shutdown()
-    return code
+    # Leaving the stack runs bottom up and in full, whatever fails; the order matters: shutting
+    # rclpy down under a running executor or thread aborts the process.
+    with ExitStack() as stack:
+        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+        stack.callback(rclpy.try_shutdown)
+        try:
+            node = node_class(stop.interruptible)
+            stack.callback(node.destroy_node)
+            executor = SingleThreadedExecutor()
+            stack.callback(executor.shutdown)
+            stack.callback(node.close)
+            stack.callback(stop.ignore_further)
+            executor.add_node(node)
+            while not (stop.requested or node.finished):
+                executor.spin_once(timeout_sec=SPIN_TIMEOUT_S)
+        except Interrupted:
+            pass
+        except VlaEdgeError as error:
+            print(f'{class_name}: {error}', file=sys.stderr)
+            return 1
+    return 0

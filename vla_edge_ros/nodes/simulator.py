@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-import csv
 from dataclasses import dataclass
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -20,6 +20,7 @@ from vla_edge_ros.nodes.messages import ACTION_TYPES, to_time, velocities_at
 from vla_edge_ros.nodes.ros_parameters import RosParameters
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.sim.tasks import COLOURS, sample_instruction, TrackTask
+from vla_edge_ros.sim.video import StateLog
 from vla_edge_ros.sim.world import object_index, World
 
 CAMERA_HZ = 60
@@ -27,6 +28,7 @@ FRAMES_PER_TICK = 2
 """The task counts at 30 Hz."""
 JOINT_NAMES = ('trolley', 'bridge')
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+MAX_LOGGED_STATES = 3600 * 30
 MAX_STEP_NS = 100 * NS_PER_MS
 """A stalled process must not make the world leap."""
 
@@ -70,7 +72,7 @@ class SimulatorParameters:
         range=(0.0, 1e6), read_only=True,
     )
     state_log_path: str = parameter(
-        '', 'CSV file for the world state at 30 Hz, from which a film can be made; empty for none.',
+        '', 'File (.npz) for the world states at 30 Hz, for films; empty for none.',
         read_only=True,
     )
 
@@ -146,7 +148,7 @@ class SimulatorNode(Node):
         self.create_subscription(
             ACTION_TYPES[parameters.action_type], 'action', self._on_action, 1
         )
-        self._open_log(parameters.state_log_path)
+        self._log = self._open_log(parameters.state_log_path)
         self._next_episode()
         steady_ros = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = self.create_timer(1.0 / CAMERA_HZ, self.advance, clock=steady_ros)
@@ -180,10 +182,10 @@ class SimulatorNode(Node):
             self._judge(stamp_ns)
 
     def close(self) -> None:
-        """Free the renderer and write out the log."""
+        """Free the renderer and write the state log."""
         self._world.close()
-        if self._log_file is not None:
-            self._log_file.close()
+        if self._log is not None:
+            self._log.save(self.parameters[SimulatorParameters].state_log_path)
 
     def _velocity(self, now_ns: int) -> list[float]:
         """Return the commanded velocity due at ``now_ns``, m/s."""
@@ -224,10 +226,8 @@ class SimulatorNode(Node):
         self._joints.publish(message)
 
     def _judge(self, stamp_ns: int) -> None:
-        if self._log is not None:
-            state = self._world.get_state()
-            row = (stamp_ns, self.episodes, self._task.instruction, *map(float, state))
-            self._log.writerow(row)
+        if self._log is not None and len(self._log) < MAX_LOGGED_STATES:
+            self._log.append(stamp_ns, self._world.get_state(), self._task.instruction)
         if self._first_action_ns is None:
             return
         self._task.update(self._world)
@@ -243,18 +243,16 @@ class SimulatorNode(Node):
         self._task = TrackTask(text, object_index(colour))
         self._instruction.publish(String(data=text))
 
-    def _open_log(self, path: str) -> None:
-        self._log_file = self._log = None
+    @staticmethod
+    def _open_log(path: str) -> StateLog | None:
         if not path:
-            return
+            return None
         try:
-            self._log_file = open(path, 'w', newline='', encoding='utf-8')
+            Path(path).touch()
         except OSError as error:
             rule = f'must be a writable file ({error.strerror})'
             raise ConfigError('state_log_path', rule, path) from None
-        self._log = csv.writer(self._log_file)
-        states = [f'state_{index}' for index in range(self._world.get_state().size)]
-        self._log.writerow(['stamp_ns', 'episode', 'instruction', *states])
+        return StateLog()
 
     def _report(self) -> Report:
         values = {
