@@ -15,6 +15,7 @@ import numpy as np
 
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
 from vla_edge_ros.kernels import load_backend
+from vla_edge_ros.kernels.bfloat16 import to_float32
 from vla_edge_ros.kernels.memory_plan import Buffer
 from vla_edge_ros.policy.action_tokens import ActionChunk, ActionTokenizer
 from vla_edge_ros.policy.decoder import Transformer
@@ -22,7 +23,7 @@ from vla_edge_ros.policy.eviction import make_eviction_policy
 from vla_edge_ros.policy.kv_cache import CacheLayout, KVCache
 from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.policy.vision import VisionEncoder
-from vla_edge_ros.policy.weights import check_weights, read_tensors, to_float32
+from vla_edge_ros.policy.weights import check_weights, read_tensors
 from vla_edge_ros.telemetry.stages import Stage
 
 DEFAULT_POLICY = Path(__file__).resolve().parent.parent / 'policies' / 'track'

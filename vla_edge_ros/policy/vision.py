@@ -51,10 +51,18 @@ class VisionEncoder:
 
     def __init__(self, config: PolicyConfig, weights: dict, kernels):
         self._config = config
-        self._weights = weights
         self._kernels = kernels
+        self._weights = {
+            name: kernels.pack_linear(tensor) if tensor.ndim == 2 else tensor
+            for name, tensor in weights.items()}
         self._positions = sincos_positions(
             config.patch_rows, config.patch_columns, config.vision_hidden_size)
+        patches, width = self._positions.shape
+        self._x = np.empty((patches, width), np.float32)
+        self._branch = np.empty((patches, width), np.float32)
+        self._gate = np.empty((patches, config.vision_intermediate_size), np.float32)
+        self._up = np.empty_like(self._gate)
+        self._tokens = np.empty((patches + 1, config.transformer.hidden_size), np.float32)
 
     def preprocess(self, image: np.ndarray) -> np.ndarray:
         """
@@ -91,23 +99,24 @@ class VisionEncoder:
         Returns
         -------
         tokens : float32 [patches + 1, hidden]
-            One token a patch, then the pooled token.
+            One token a patch, then the pooled token; overwritten by the next call.
         embedding : float32 [vision_hidden_size]
             Mean feature of the frame, which eviction compares.
 
         """
-        k, w = self._kernels, self._weights
-        x = k.linear(patches, w['vision.patch_embed.weight'], w['vision.patch_embed.bias'])
+        k, w, x = self._kernels, self._weights, self._x
+        k.linear(patches, w['vision.patch_embed.weight'], w['vision.patch_embed.bias'], x)
         x += self._positions
-        x = k.layer_norm(
-            x, w['vision.norm1.weight'], w['vision.norm1.bias'], _LAYER_NORM_EPS)
-        gate = k.linear(x, w['vision.mlp.gate_proj.weight'])
-        up = k.linear(x, w['vision.mlp.up_proj.weight'])
-        x += k.linear(k.swiglu(gate, up), w['vision.mlp.down_proj.weight'])
-        x = k.layer_norm(
-            x, w['vision.norm2.weight'], w['vision.norm2.bias'], _LAYER_NORM_EPS)
+        k.layer_norm(x, w['vision.norm1.weight'], w['vision.norm1.bias'], _LAYER_NORM_EPS, x)
+        k.linear(x, w['vision.mlp.gate_proj.weight'], None, self._gate)
+        k.linear(x, w['vision.mlp.up_proj.weight'], None, self._up)
+        k.swiglu(self._gate, self._up, self._gate)
+        x += k.linear(self._gate, w['vision.mlp.down_proj.weight'], None, self._branch)
+        k.layer_norm(x, w['vision.norm2.weight'], w['vision.norm2.bias'], _LAYER_NORM_EPS, x)
         embedding = x.mean(axis=0)
-        tokens = k.linear(x, w['patch_projector.weight'], w['patch_projector.bias'])
-        pooled = k.linear(
-            embedding[None], w['pooled_projector.weight'], w['pooled_projector.bias'])
-        return np.concatenate([tokens, pooled]), embedding
+        tokens = self._tokens
+        k.linear(x, w['patch_projector.weight'], w['patch_projector.bias'], tokens[:-1])
+        k.linear(
+            embedding[None], w['pooled_projector.weight'], w['pooled_projector.bias'],
+            tokens[-1:])
+        return tokens, embedding
