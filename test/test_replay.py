@@ -228,6 +228,12 @@ def test_inputs_show_nothing_from_the_future(tmp_path):
         assert inputs.exhausted
 
 
+@pytest.fixture
+def own_signals(monkeypatch):
+    """Leave the signal handlers of the test process alone."""
+    monkeypatch.setattr('vla_edge_ros.nodes.process.StopRequest.install', lambda self: None)
+
+
 def parse(*words):
     """Parse the options of the subcommand."""
     parser = ArgumentParser()
@@ -235,7 +241,7 @@ def parse(*words):
     return parser.parse_args([str(word) for word in words])
 
 
-def test_command_line_writes_trace_and_summary(tmp_path, monkeypatch, capsys):
+def test_command_line_writes_trace_and_summary(tmp_path, monkeypatch, capsys, own_signals):
     monkeypatch.setattr('vla_edge_ros.policy.policy.Policy.load', lambda folder: FakePolicy())
     bag, out = make_bag(tmp_path / 'bag', 11), tmp_path / 'out'
     assert run(parse(bag, '--out', out, '--latency-ms', '4,6')) == 0
@@ -246,11 +252,11 @@ def test_command_line_writes_trace_and_summary(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('text', ['8', 'a,b', '1,2,3', '-1,2', 'nan,1'])
-def test_latency_option_that_makes_no_sense_is_refused(tmp_path, text):
+def test_latency_option_that_makes_no_sense_is_refused(tmp_path, text, own_signals):
     with pytest.raises(ConfigError, match='latency-ms|prefill_ms'):
         run(parse(tmp_path, f'--latency-ms={text}'))
 
 
-def test_live_rate_must_be_positive(tmp_path):
+def test_live_rate_must_be_positive(tmp_path, own_signals):
     with pytest.raises(ConfigError, match='rate must be > 0, got 0.0'):
         run(parse(tmp_path, '--live', '--rate', 0))

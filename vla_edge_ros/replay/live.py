@@ -64,9 +64,10 @@ def play(
     """
     for variable, path in profile_variables().items():
         os.environ.setdefault(variable, path)
-    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
-    node = Node('vla_edge_replay')
+    node = None
     try:
+        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+        node = Node('vla_edge_replay')
         publishers = {topic: _publisher(node, topic, bag.topics[topic]) for topic in topics}
         if instruction is not None:
             topic, text = instruction
@@ -76,7 +77,8 @@ def play(
         _await_subscribers(node, publishers.values())
         return _play(bag.records(topics), publishers, clock, rate)
     finally:
-        node.destroy_node()
+        if node is not None:
+            node.destroy_node()
         rclpy.try_shutdown()
 
 

@@ -10,9 +10,11 @@ import argparse
 from collections import Counter
 import json
 from pathlib import Path
+import sys
 
 from vla_edge_ros.clock import ManualClock, NS_PER_MS
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
+from vla_edge_ros.nodes.process import Interrupted, StopRequest
 from vla_edge_ros.replay.bag import BagReader
 from vla_edge_ros.replay.inputs import BagInputs, input_topics, ReplayParameters
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters
@@ -149,7 +151,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay as the options say; returns the exit code."""
+    """Replay as the options say; SIGINT and SIGTERM end it with exit code 0."""
+    stop = StopRequest()
+    stop.install()
+    try:
+        with stop.interruptible():
+            _replay(arguments)
+    except Interrupted:
+        print('replay stopped', file=sys.stderr)
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> None:
     prefill_ms, decode_ms = _parse_latency(arguments.latency_ms)
     parameters = ReplayParameters(
         image_topic=arguments.topic,
@@ -160,17 +173,17 @@ def run(arguments: argparse.Namespace) -> int:
         decode_ms=decode_ms,
     )
     if arguments.live:
-        return _run_live(arguments.bag, parameters, arguments.rate)
-    from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
-
+        _play_live(arguments.bag, parameters, arguments.rate)
+        return
     with BagReader(arguments.bag) as bag:  # a wrong bag is told before the policy loads
         input_topics(bag, parameters)
+    from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
+
     policy = Policy.load(arguments.policy or DEFAULT_POLICY)
     print(json.dumps(replay_bag(arguments.bag, policy, arguments.out, parameters), indent=2))
-    return 0
 
 
-def _run_live(path: str, parameters: ReplayParameters, rate: float) -> int:
+def _play_live(path: str, parameters: ReplayParameters, rate: float) -> None:
     if not rate > 0:
         raise ConfigError('rate', 'must be > 0', rate)
     try:
@@ -182,7 +195,6 @@ def _run_live(path: str, parameters: ReplayParameters, rate: float) -> int:
         instruction = (parameters.instruction_topic, parameters.instruction)
         published = play(bag, topics, rate, instruction if parameters.instruction else None)
     print(json.dumps({'published': published}, indent=2))
-    return 0
 
 
 def _parse_latency(text: str) -> tuple[float, float]:
