@@ -13,6 +13,9 @@ import cv2
 import numpy as np
 
 from vla_edge_ros.errors import ImageError
+from vla_edge_ros.policy.vision import resize_rgb8
+
+__all__ = ['compressed_to_rgb8', 'image_to_rgb8', 'MAX_SIDE', 'resize_rgb8']
 
 MAX_SIDE = 16384
 _JPEG_START = b'\xff\xd8'
@@ -127,19 +130,6 @@ def compressed_to_rgb8(data) -> np.ndarray:
     if bgr is None:
         raise ImageError('data', 'must be a compressed image', f'{len(raw)} bytes {raw[:8]!r}')
     return cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
-
-
-def resize_rgb8(image: np.ndarray, width: int, height: int) -> np.ndarray:
-    """
-    Return ``image`` as C-contiguous ``uint8 [height, width, 3]``.
-
-    Shrinking averages areas, so that small objects do not flicker; growing is bilinear.
-    """
-    if image.shape[:2] == (height, width):
-        return np.ascontiguousarray(image)
-    shrinks = width <= image.shape[1] and height <= image.shape[0]
-    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    return cv2.resize(image, (width, height), interpolation=interpolation)
 
 
 def _check_side(field: str, value: int, multiple: int, encoding: str) -> None:

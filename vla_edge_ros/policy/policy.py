@@ -7,7 +7,6 @@ stream.
 """
 
 from dataclasses import dataclass
-import os
 from pathlib import Path
 import time
 
@@ -148,8 +147,8 @@ class Policy:
 
         Parameters
         ----------
-        image : uint8 [image_height, image_width, 3]
-            RGB.
+        image : uint8 [height, width, 3]
+            RGB, of any size.
         proprioception : float [proprioception_dim]
             Joint positions, in the robot's units.
         stamp_ns : int
@@ -246,13 +245,13 @@ def _vision_weights(config: PolicyConfig, tensors: dict) -> dict[str, np.ndarray
 
 
 def _load_tokenizer(folder: Path):
-    # The file alone decides: nothing is looked up on a hub.
-    os.environ.setdefault('HF_HUB_OFFLINE', '1')
-    from transformers import AutoTokenizer
+    # Not AutoTokenizer: for a Qwen2 configuration it would replace the file's own normaliser.
+    from transformers import PreTrainedTokenizerFast
 
+    path = folder / 'tokenizer.json'
+    if not path.is_file():
+        raise WeightsError('tokenizer', 'must be a file tokenizer.json', str(path))
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        rule = f'must hold a Hugging Face tokenizer ({first_line})'
-        raise WeightsError('tokenizer', rule, str(folder)) from None
+        return PreTrainedTokenizerFast(tokenizer_file=str(path))
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise WeightsError('tokenizer.json', f'must be readable ({error})', str(path)) from None

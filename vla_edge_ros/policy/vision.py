@@ -5,6 +5,7 @@ Patch projection, fixed sine-cosine positions, LayerNorm, a SwiGLU block, LayerN
 projectors into the transformer's width. All of it runs on the kernels of the chosen backend.
 """
 
+import cv2
 import numpy as np
 
 from vla_edge_ros.errors import ShapeError
@@ -26,6 +27,19 @@ def sincos_positions(rows: int, columns: int, width: int) -> np.ndarray:
     column_angles = np.tile(np.arange(columns), rows)[:, None] * frequencies
     parts = [np.sin(row_angles), np.cos(row_angles), np.sin(column_angles), np.cos(column_angles)]
     return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def resize_rgb8(image: np.ndarray, width: int, height: int) -> np.ndarray:
+    """
+    Return ``image`` as C-contiguous ``uint8 [height, width, 3]``.
+
+    Shrinking averages areas, so that small objects do not flicker; growing is bilinear.
+    """
+    if image.shape[:2] == (height, width):
+        return np.ascontiguousarray(image)
+    shrinks = width <= image.shape[1] and height <= image.shape[0]
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    return cv2.resize(image, (width, height), interpolation=interpolation)
 
 
 def standardise(image: np.ndarray, config: PolicyConfig) -> np.ndarray:
@@ -66,12 +80,12 @@ class VisionEncoder:
 
     def preprocess(self, image: np.ndarray) -> np.ndarray:
         """
-        Cut a standardised image into patches.
+        Resize an image to the checkpoint's size, standardise it and cut it into patches.
 
         Parameters
         ----------
-        image : uint8 [image_height, image_width, 3]
-            RGB.
+        image : uint8 [height, width, 3]
+            RGB; any size, stretched to the policy's where the aspect ratio differs.
 
         Returns
         -------
@@ -80,14 +94,14 @@ class VisionEncoder:
         Raises
         ------
         ShapeError
-            The image has another shape or dtype.
+            The image is empty, or has another number of axes, of channels or another dtype.
 
         """
         c = self._config
-        expected = (c.image_height, c.image_width, 3)
-        if image.shape != expected or image.dtype != np.uint8:
-            rule = f'must be uint8 {expected}'
+        if image.ndim != 3 or image.shape[2] != 3 or not image.size or image.dtype != np.uint8:
+            rule = 'must be uint8 [height, width, 3] and not empty'
             raise ShapeError('image', rule, f'{image.dtype} {image.shape}')
+        image = resize_rgb8(image, c.image_width, c.image_height)
         p = c.patch_size
         x = standardise(image, c).reshape(c.patch_rows, p, c.patch_columns, p, 3)
         return np.ascontiguousarray(x.transpose(0, 2, 1, 3, 4).reshape(-1, 3 * p * p))

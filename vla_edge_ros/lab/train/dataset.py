@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_edge_ros.nodes.conversions import resize_rgb8
+from vla_edge_ros.policy.vision import resize_rgb8
 from vla_edge_ros.sim.tasks import COLOURS, expert_action, expert_chunk, sample_instruction
 from vla_edge_ros.sim.world import World
 
