@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--out', type=Path, default=Path('out/demo'), help='folder for results')
     parser.add_argument('--instruction', default='',
                         help='one instruction for all episodes; otherwise drawn anew each time')
+    parser.add_argument('--policy', default='', metavar='FOLDER',
+                        help='checkpoint; the embedded one by default')
     parser.add_argument('--record', type=Path, metavar='BAG', help='also record a rosbag2 there')
     parser.add_argument('--seed', type=int, default=0, help='seed of world and instructions')
     parser.add_argument('--no-video', action='store_true', help='draw no film afterwards')
@@ -118,7 +120,7 @@ class Demo:
 
         with NodeProcesses(environment, self._out) as nodes:
             nodes.start(REASONING, node_command(
-                REASONING, autostart=True, trace_path=str(self._trace)))
+                REASONING, autostart=True, trace_path=str(self._trace), policy=options.policy))
             nodes.start(CAMERA, node_command(CAMERA))
             nodes.start(SIM, node_command(
                 SIM, seed=options.seed, instruction=options.instruction,
@@ -146,8 +148,12 @@ class Demo:
 
     def _watch(self, nodes: NodeProcesses, wait, view) -> None:
         state, seconds = self._state, self._options.seconds
-        if not wait(lambda: state.acting, START_LIMIT_S):
-            raise NodeFailed(nodes.describe(REASONING, f'gave no action in {START_LIMIT_S:.0f} s'))
+
+        def started() -> bool:
+            return state.acting or bool(state.value(REASONING, 'last_error'))
+
+        if not wait(started, START_LIMIT_S) or not state.acting:
+            raise NodeFailed(nodes.describe(REASONING, 'gave no action'))
         meter = CpuMeter(nodes)
         view.start_clock()
         end_s = time.monotonic() + seconds

@@ -69,8 +69,8 @@ def table(state: RunState, seconds: float, limit_s: float) -> Group:
     ):
         rows.add_row(label, content)
     notes = [
-        Text(f'{name}: {state.reports[name].message}', style='dim')
-        for name in (REASONING, CAMERA) if name in state.reports]
+        Text(f'{name}: {state.messages[name]}', style='dim')
+        for name in (REASONING, CAMERA) if name in state.messages]
     return Group(rows, *notes)
 
 

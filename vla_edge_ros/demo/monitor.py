@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 import time
 
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -18,7 +18,7 @@ from vla_edge_ros.demo.state import REASONING, RunState
 from vla_edge_ros.nodes.messages import to_ns
 from vla_edge_ros.replay.bag import BagWriter
 
-OBSERVATION = f'/{REASONING}/observation'
+OBSERVATION, STATUS = f'/{REASONING}/observation', f'/{REASONING}/status'
 # Best effort hears reliable publishers too.
 LISTEN = QoSProfile(depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -61,6 +61,7 @@ class Monitor:
             stack.callback(self._executor.shutdown)
             self._executor.add_node(node)
             node.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, 10)
+            node.create_subscription(DiagnosticStatus, STATUS, self._on_status, 10)
             node.create_subscription(TimeReference, OBSERVATION, self._on_observation, LISTEN)
             if writer is not None:
                 for topic, kind, qos in RECORDED:
@@ -83,8 +84,11 @@ class Monitor:
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         for status in message.status:
-            values = {item.key: item.value for item in status.values}
-            self._state.on_status(status.name, status.message, values)
+            self._on_status(status)
+
+    def _on_status(self, status: DiagnosticStatus) -> None:
+        values = {item.key: item.value for item in status.values}
+        self._state.on_status(status.name, status.message, values)
 
     def _on_observation(self, message: TimeReference) -> None:
         self._state.on_observation(

@@ -1,4 +1,4 @@
-"""What a run looks like from outside, gathered from ``/diagnostics`` and ``~/observation``."""
+"""What a run looks like from outside: diagnostics, heartbeats and observation stamps."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -12,33 +12,28 @@ NODES = (REASONING, CAMERA, SIM)
 AGES_SHOWN = 300
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReport:
-    """The newest diagnostic status of one node."""
-
-    message: str
-    values: Mapping[str, str]
-
-
 @dataclass(slots=True)
 class RunState:
     """
     Everything the view shows and the orchestrator decides by; fed by a monitor.
 
-    ``cpu_percent`` is of one core, by node.
+    ``messages`` and ``values`` hold the newest diagnostics by node, ``cpu_percent`` the use of
+    one core.
     """
 
-    reports: dict[str, NodeReport] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
     ages_ms: deque[float] = field(default_factory=lambda: deque(maxlen=AGES_SHOWN))
     causes: Counter[str] = field(default_factory=Counter)
     last_cause: str = ''
     cpu_percent: dict[str, float] = field(default_factory=dict)
 
     def on_status(self, name: str, message: str, values: Mapping[str, str]) -> None:
-        """Take one diagnostic status; those of other nodes are ignored."""
+        """Take one diagnostic status or heartbeat; those of other nodes are ignored."""
         node = name.rsplit('/', 1)[-1]
         if node in NODES:
-            self.reports[node] = NodeReport(message, dict(values))
+            self.messages[node] = message
+            self.values.setdefault(node, {}).update(values)
 
     def on_observation(self, action_ns: int, image_ns: int, cause: str) -> None:
         """Take the stamps of one published action, ROS time, ns."""
@@ -49,8 +44,7 @@ class RunState:
 
     def value(self, node: str, key: str, default: str = '') -> str:
         """Return one diagnostic value of a node as text."""
-        report = self.reports.get(node)
-        return report.values.get(key, default) if report else default
+        return self.values.get(node, {}).get(key, default)
 
     def count(self, node: str, key: str) -> int:
         """Return one diagnostic counter of a node, 0 before its first report."""
