@@ -1,6 +1,7 @@
 """A policy of fixed cost that steers by the brightness of the image, and a node that runs it."""
 
 from dataclasses import dataclass
+import os
 import time
 from types import SimpleNamespace
 
@@ -60,10 +61,18 @@ class FakePolicy:
                            self._stamp_ns)
 
 
+def load_forever(_parameters):
+    """Keep the interpreter busy as a compiler does, until interrupted."""
+    print('loading', flush=True)
+    while True:
+        sum(range(1000))
+
+
 def make_fake_reasoning_node(interruptible, **options):
     """Build the real node around the fake policy, as ``run_node`` wants it."""
     from vla_edge_ros.nodes.reasoning import ReasoningNode
-    return ReasoningNode(interruptible, load_policy=lambda _: FakePolicy(), **options)
+    load = load_forever if os.environ.get('LOAD_FOREVER') else lambda _: FakePolicy()
+    return ReasoningNode(interruptible, load_policy=load, **options)
 
 
 if __name__ == '__main__':

@@ -104,10 +104,14 @@ class ControlThread:
             while not self._stopping.is_set():
                 self._schedule.advance(self._clock.now_ns())
                 if self._wait():
-                    lateness_ns = -self._schedule.remaining_ns(self._clock.now_ns())
-                    self._tick(self._steady.now_ns() - lateness_ns)
+                    self._tick(self._due_on_steady_ns())
         except Exception as error:
             self._on_error(error)
+
+    def _due_on_steady_ns(self) -> int:
+        if self._clock is self._steady:
+            return self._schedule.due_ns
+        return self._steady.now_ns() + self._schedule.remaining_ns(self._clock.now_ns())
 
     def _wait(self) -> bool:
         """Return True when the release is due, False when the thread is to stop."""

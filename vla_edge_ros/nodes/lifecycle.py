@@ -34,6 +34,11 @@ class ManagedNode(LifecycleNode):
     interruptible : callable
         Context manager for work that a stop signal may abandon.
 
+    Attributes
+    ----------
+    last_error : str
+        What went wrong since the last attempt to configure or activate, '' if nothing did.
+
     """
 
     finished = False
@@ -58,6 +63,7 @@ class ManagedNode(LifecycleNode):
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Configure: load, plan, compile, warm up."""
+        self.last_error = ''
         self._is_configured = True
         result = self._run('configure', FAILURE, self._setup, undo=self._teardown)
         self._is_configured = result is SUCCESS
@@ -65,6 +71,7 @@ class ManagedNode(LifecycleNode):
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Activate: start to act."""
+        self.last_error = ''
         return self._run('activate', FAILURE, self._start, undo=self._stop)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -126,7 +133,6 @@ class ManagedNode(LifecycleNode):
             self.get_logger().error(f'{self.last_error}\n{traceback.format_exc()}')
             result = ERROR
         else:
-            self.last_error = ''
             return SUCCESS
         try:
             undo()

@@ -1,0 +1,212 @@
+"""The nodes as plain processes over DDS: the whole loop, and its end at any moment."""
+
+from contextlib import contextmanager
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+
+from diagnostic_msgs.msg import DiagnosticArray
+import numpy as np
+import pytest
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParametersAtomically
+from ros_testing import diagnostic_values, ros_graph
+from sensor_msgs.msg import TimeReference
+
+from vla_edge_ros.errors import BackendUnavailable
+from vla_edge_ros.nodes.environment import (
+    free_domain_id,
+    node_command,
+    node_environment,
+    start_process,
+)
+from vla_edge_ros.nodes.messages import to_ns
+from vla_edge_ros.telemetry.trace import read_trace
+
+HERE = Path(__file__).resolve().parent
+NODES = ('camera_node', 'reasoning_node', 'sim_node')
+
+
+def fake_reasoning_command(**values):
+    """Return the command of the reasoning node around the fake policy."""
+    command = node_command('reasoning_node', **values)
+    return [command[0], str(HERE / 'fake_policy.py'), *command[3:]]
+
+
+class Child:
+    """A process whose output is kept and whose shared memory is looked after."""
+
+    def __init__(self, command, environment, log):
+        self.log = log
+        with open(log, 'wb') as output:
+            self.process = start_process(
+                command, environment, stdout=output, stderr=subprocess.STDOUT)
+
+    def output(self):
+        return self.log.read_text()
+
+    def segments(self):
+        """Return the shared memory that only this process owns."""
+        try:
+            maps = Path(f'/proc/{self.process.pid}/maps').read_text()
+        except OSError:
+            return set()
+        names = {line.split()[-1] for line in maps.splitlines() if '/dev/shm/' in line}
+        return {name for name in names if 'fastrtps_port' not in name and 'lttng' not in name}
+
+    def end(self, number):
+        """Send a signal and check that the process ends clean, quiet and without a trace."""
+        segments = self.segments()
+        self.process.send_signal(number)
+        code = self.process.wait(15)
+        assert code == 0, f'ended with {code}:\n{self.output()}'
+        assert 'Traceback' not in self.output() and 'xception' not in self.output()
+        assert not [name for name in segments if Path(name).exists()]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts a command and ends it with the test."""
+    children = []
+
+    def start(name, command, environment):
+        child = Child(command, environment, tmp_path / f'{name}{len(children)}.log')
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        if child.process.poll() is None:
+            child.process.kill()
+            child.process.wait()
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return node_environment(free_domain_id(), tmp_path)
+
+
+def refused_ticks(diagnostics):
+    """Return how many ticks admission has refused for lack of time so far."""
+    values = diagnostic_values(diagnostics, 'reasoning_node')
+    reasons = ('reason.over_budget', 'reason.decode_over_budget')
+    return sum(int(values.get(reason, 0)) for reason in reasons)
+
+
+def require_gl():
+    from vla_edge_ros.sim.world import World
+    world = World()
+    try:
+        world.render()
+    except BackendUnavailable as error:
+        pytest.skip(f'no GL to render with: {error}')
+    finally:
+        world.close()
+
+
+@contextmanager
+def running_system(tmp_path, start):
+    """Yield graph, children and heard references with all three nodes acting."""
+    require_gl()
+    with ros_graph(tmp_path) as graph:
+        references = graph.listen(TimeReference, '/reasoning_node/observation')
+        commands = {
+            'camera_node': node_command('camera_node', width=24, height=20),
+            'reasoning_node': fake_reasoning_command(
+                autostart=True, trace_path=str(tmp_path / 'trace.csv'), safe_action='zeros'),
+            'sim_node': node_command('sim_node', wait_for_subscriber=True),
+        }
+        children = {
+            name: start(name, command, graph.environment) for name, command in commands.items()
+        }
+        assert graph.spin_until(lambda: any(ref.source == 'fresh' for ref in references), 60.0), (
+            [child.output() for child in children.values()])
+        yield graph, children, references, commands
+
+
+def test_the_whole_loop_keeps_its_rate_survives_its_camera_and_ends_clean(tmp_path, start):
+    with running_system(tmp_path, start) as (graph, children, references, commands):
+        diagnostics = graph.listen(DiagnosticArray, '/diagnostics')
+        begin = len(references)
+        assert graph.spin_until(lambda: len(references) >= begin + 90)
+        stamps_ns = [to_ns(ref.header.stamp) for ref in references[begin:begin + 90]]
+        rate_hz = 89 / ((stamps_ns[-1] - stamps_ns[0]) * 1e-9)
+        assert rate_hz == pytest.approx(30.0, abs=0.5)
+
+        camera = children['camera_node']
+        camera.process.kill()
+        assert graph.spin_until(lambda: references[-1].source == 'safe_zeros')
+        children['camera_node'] = start('camera_node', commands['camera_node'], graph.environment)
+        assert graph.spin_until(lambda: references[-1].source == 'fresh')
+
+        request = SetParametersAtomically.Request(parameters=[Parameter(
+            name='margin_ms',
+            value=ParameterValue(type=ParameterType.PARAMETER_DOUBLE, double_value=32.0))])
+        name = '/reasoning_node/set_parameters_atomically'
+        assert graph.call(SetParametersAtomically, name, request).result.successful
+        assert graph.spin_until(lambda: refused_ticks(diagnostics) > 3)
+        request.parameters[0].value.double_value = 2000.0
+        refused = graph.call(SetParametersAtomically, name, request).result
+        assert not refused.successful and 'margin_ms' in refused.reason
+
+        assert all(diagnostic_values(diagnostics, node) for node in NODES)
+        for node in ('reasoning_node', 'camera_node', 'sim_node'):
+            children[node].end(signal.SIGINT)
+    trace = read_trace(tmp_path / 'trace.csv')
+    assert (np.diff(trace['tick']) == 1).all() and (trace['cause'] != '').all()
+
+
+@pytest.mark.parametrize('delay_s', [0.0, 0.1, 0.3, 0.8, 2.0])
+def test_a_signal_at_any_moment_of_the_start_ends_every_node_clean(start, environment, delay_s):
+    number = signal.SIGTERM if delay_s in (0.1, 0.8) else signal.SIGINT
+    commands = {name: node_command(name) for name in ('camera_node', 'sim_node')}
+    commands['reasoning_node'] = fake_reasoning_command(autostart=True)
+    children = [start(name, command, environment) for name, command in commands.items()]
+    time.sleep(delay_s)
+    for child in children:
+        if 'BackendUnavailable' not in child.output() and 'GL' not in child.output():
+            child.end(number)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_interrupts_loading_and_compiling(start, environment, number):
+    command = fake_reasoning_command(autostart=True)
+    child = start('reasoning_node', command, environment | {'LOAD_FOREVER': '1'})
+    end_s = time.monotonic() + 30.0
+    while 'loading' not in child.output():
+        assert time.monotonic() < end_s and child.process.poll() is None, child.output()
+        time.sleep(0.05)
+    child.end(number)
+
+
+@pytest.mark.parametrize('node', NODES)
+def test_an_unknown_parameter_is_one_line_and_exit_code_1(environment, node):
+    done = subprocess.run(
+        node_command(node, widht=3), env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert 'widht is not a parameter of ' + node in done.stderr
+    assert 'Traceback' not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_missing_checkpoint_is_one_error_and_the_node_stays_configurable(start, environment):
+    child = start('reasoning_node', node_command(
+        'reasoning_node', autostart=True, policy='/nowhere'), environment)
+    end_s = time.monotonic() + 60.0
+    while 'cannot configure' not in child.output():
+        assert time.monotonic() < end_s and child.process.poll() is None, child.output()
+        time.sleep(0.05)
+    assert '/nowhere' in child.output()
+    child.end(signal.SIGINT)
+
+
+def test_the_entry_modules_are_light_so_that_signals_are_handled_from_the_start():
+    program = (
+        'import sys\n'
+        'from vla_edge_ros.nodes import camera_node, reasoning_node, sim_node\n'
+        'heavy = {"rclpy", "numpy", "cv2", "numba", "mujoco", "transformers"}\n'
+        'print(sorted(heavy & set(sys.modules)))\n'
+    )
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
+    assert done.stdout.strip() == '[]', done.stderr

@@ -1,0 +1,273 @@
+"""The reasoning node around a fake policy: transitions, actions, and what goes wrong."""
+
+import gc
+import time
+
+from fake_policy import FakePolicy
+from geometry_msgs.msg import TwistStamped
+import numpy as np
+import pytest
+from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, qos_profile_sensor_data, QoSProfile
+from ros_testing import ros_graph
+from sensor_msgs.msg import JointState, TimeReference
+from std_msgs.msg import Float64MultiArray, String
+from std_srvs.srv import SetBool, Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from vla_edge_ros.errors import WeightsError
+from vla_edge_ros.nodes.lifecycle import ERROR, FAILURE, SUCCESS
+from vla_edge_ros.nodes.messages import to_ns
+from vla_edge_ros.nodes.reasoning import ReasoningNode
+from vla_edge_ros.runtime.frame_buffer import FrameWriter
+from vla_edge_ros.telemetry.trace import read_trace
+
+LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+BUFFER = 'reasoning_test'
+
+
+class Robot:
+    """A reasoning node, and around it what it reads and where its actions go."""
+
+    def __init__(self, graph, *overrides, policy=None, kind=JointTrajectory, load_policy=None):
+        words = [word for item in overrides for word in ('-p', item)]
+        self.graph = graph
+        self.policy = policy or FakePolicy()
+        self.actions = graph.listen(kind, 'action')
+        self.references = graph.listen(TimeReference, '/reasoning_node/observation')
+        self.joints = graph.peer.create_publisher(
+            JointState, 'joint_states', qos_profile_sensor_data)
+        self.instruction = graph.peer.create_publisher(String, 'instruction', LATCHED)
+        self.writer = FrameWriter(BUFFER, 20 * 24 * 3)
+        self.node = graph.add(ReasoningNode(
+            context=graph.context, load_policy=load_policy or (lambda _: self.policy),
+            calibrate=lambda _: (2.0, 3.0),
+            cli_args=['--ros-args', '-p', f'frame_buffer:={BUFFER}', *words],
+        ))
+
+    def feed(self):
+        """Let camera and joints send once."""
+        self.writer.write(np.zeros((20, 24, 3), np.uint8), time.time_ns())
+        self.joints.publish(JointState(name=['bridge', 'trolley'], position=[0.2, 0.1]))
+
+    def run_until(self, condition, timeout_s=10.0):
+        """Spin with sensors on until ``condition()``."""
+        def fed():
+            self.feed()
+            return condition()
+        return self.graph.spin_until(fed, timeout_s)
+
+    def start(self):
+        self.instruction.publish(String(data='reach the red cube'))
+        assert self.node.trigger_configure() is SUCCESS
+        assert self.node.trigger_activate() is SUCCESS
+
+    def fresh(self):
+        return [ref for ref in self.references if ref.source == 'fresh']
+
+
+@pytest.fixture
+def make_robot(tmp_path):
+    robots = []
+    with ros_graph(tmp_path) as graph:
+        def make(*overrides, **options):
+            robots.append(Robot(graph, *overrides, **options))
+            return robots[-1]
+        yield make
+        for robot in robots:
+            robot.writer.close()
+
+
+def test_every_transition_is_walked_and_the_safe_action_goes_out_last(make_robot):
+    robot = make_robot('safe_action:=zeros')
+    node = robot.node
+    assert node.state == 'unconfigured'
+    robot.start()
+    assert node.state == 'active'
+    assert robot.run_until(lambda: len(robot.fresh()) > 5)
+    trajectory = robot.actions[-1]
+    assert trajectory.joint_names == ['trolley', 'bridge']
+    velocities = [list(point.velocities) for point in trajectory.points]
+    np.testing.assert_allclose(velocities, [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    assert to_ns(trajectory.points[1].time_from_start) == 33_333_333
+
+    count = len(robot.actions)
+    assert node.trigger_deactivate() is SUCCESS and node.state == 'inactive'
+    assert robot.graph.spin_until(
+        lambda: len(robot.actions) > count and not any(robot.actions[-1].points[0].velocities))
+    count = len(robot.actions)
+    assert not robot.run_until(lambda: len(robot.actions) > count, timeout_s=0.2)
+    assert node.trigger_activate() is SUCCESS
+    assert robot.run_until(lambda: len(robot.actions) > count + 2)
+    assert node.trigger_deactivate() is SUCCESS
+    assert node.trigger_cleanup() is SUCCESS and node.state == 'unconfigured'
+    assert node.trigger_configure() is SUCCESS and node.trigger_activate() is SUCCESS
+    assert node.trigger_shutdown() is SUCCESS and node.state == 'finalized'
+    assert gc.isenabled()
+
+
+def test_each_action_names_the_image_it_was_computed_from(make_robot):
+    robot = make_robot()
+    robot.start()
+    stamps = []
+    write = robot.writer.write
+    robot.writer.write = lambda image, stamp: stamps.append(stamp) or write(image, stamp)
+    assert robot.run_until(lambda: len(robot.fresh()) > 5)
+    for reference in robot.fresh():
+        age_ns = to_ns(reference.header.stamp) - to_ns(reference.time_ref)
+        assert 0 < age_ns < 500_000_000
+        assert to_ns(reference.time_ref) in stamps
+    action_stamps = [to_ns(action.header.stamp) for action in robot.actions]
+    assert to_ns(robot.fresh()[-1].header.stamp) in action_stamps
+    np.testing.assert_allclose(robot.policy.joints[-1], [0.1, 0.2])
+    assert robot.policy.instructions == ['reach the red cube']
+
+
+@pytest.mark.parametrize('kind, message', [
+    ('twist', TwistStamped), ('float64_multi_array', Float64MultiArray)])
+def test_the_first_step_is_published_as_other_messages_on_demand(make_robot, kind, message):
+    robot = make_robot(f'action_type:={kind}', kind=message)
+    robot.start()
+    assert robot.run_until(lambda: len(robot.actions) > 2)
+    action = robot.actions[-1]
+    first = action.data if kind != 'twist' else [action.twist.linear.x, action.twist.linear.y]
+    np.testing.assert_allclose(first, [0.1, 0.2], rtol=1e-6)
+
+
+def test_a_checkpoint_that_cannot_be_loaded_leaves_the_node_unconfigured_and_retryable(make_robot):
+    attempts = []
+
+    def load(_):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise WeightsError('policy', 'must be a folder', '/nowhere')
+        return FakePolicy()
+
+    robot = make_robot(load_policy=load)
+    assert robot.node.trigger_configure() is FAILURE
+    assert robot.node.state == 'unconfigured'
+    assert "policy must be a folder, got '/nowhere'" in robot.node.last_error
+    assert robot.node.trigger_configure() is SUCCESS and robot.node.last_error == ''
+
+
+def test_an_unforeseen_error_is_logged_with_its_traceback_and_recovered_from(make_robot, capfd):
+    def load(_):
+        raise ZeroDivisionError('planted')
+    robot = make_robot(load_policy=load)
+    assert robot.node.trigger_configure() is ERROR
+    assert robot.node.state == 'unconfigured'
+    logged = capfd.readouterr().err
+    assert 'planted' in logged and 'Traceback' in logged and 'in load' in logged
+
+
+def test_a_dead_control_thread_makes_the_robot_safe_and_the_node_unconfigured(make_robot):
+    robot = make_robot('safe_action:=zeros')
+    robot.start()
+    assert robot.run_until(lambda: robot.actions)
+
+    def break_down(_result):
+        raise RuntimeError('planted')
+    robot.node._loop.tick = break_down
+    assert robot.run_until(lambda: robot.node.state == 'unconfigured')
+    assert robot.graph.spin_until(lambda: not any(robot.actions[-1].points[0].velocities))
+    assert robot.node.last_error == 'cannot deactivate: RuntimeError: planted'
+    assert gc.isenabled()
+
+
+def test_a_policy_that_raises_is_a_counted_fallback_and_no_end(make_robot):
+    robot = make_robot('safe_action:=zeros', 'max_consecutive_fallbacks:=2')
+    robot.start()
+    assert robot.run_until(lambda: robot.fresh())
+    robot.policy.error = RuntimeError('planted')
+    assert robot.run_until(lambda: robot.references[-1].source == 'safe_zeros')
+    robot.policy.error = None
+    count = len(robot.fresh())
+    assert robot.run_until(lambda: len(robot.fresh()) > count)
+    _, _, values = robot.node._report()
+    assert values['policy_error'] == 'planted' and values['reason.policy_error'] > 0
+
+
+def test_hold_stops_the_robot_also_across_a_restart_and_reset_forgets(make_robot):
+    robot = make_robot('safe_action:=zeros')
+    call = robot.graph.call
+    refused = call(Trigger, '/reasoning_node/reset', Trigger.Request())
+    assert not refused.success and 'unconfigured' in refused.message
+    robot.start()
+    assert robot.run_until(lambda: robot.fresh())
+    assert call(SetBool, '/reasoning_node/hold', SetBool.Request(data=True)).success
+    assert robot.run_until(lambda: robot.references[-1].source == 'operator_hold')
+    robot.node.trigger_deactivate()
+    robot.node.trigger_activate()
+    count = len(robot.fresh())
+    assert not robot.run_until(lambda: len(robot.fresh()) > count, timeout_s=0.3)
+    assert call(SetBool, '/reasoning_node/hold', SetBool.Request(data=False)).success
+    assert robot.run_until(lambda: len(robot.fresh()) > count)
+    resets = robot.policy.resets
+    assert call(Trigger, '/reasoning_node/reset', Trigger.Request()).success
+    assert robot.run_until(lambda: robot.policy.resets > resets)
+
+
+def test_timing_changes_live_and_memory_only_after_cleanup(make_robot):
+    robot = make_robot()
+    node = robot.node
+    robot.start()
+    assert node.set_parameters([Parameter('margin_ms', value=5)])[0].successful
+    assert robot.run_until(lambda: node._loop.admission.parameters.margin_ms == 5.0)
+    (refused,) = node.set_parameters([Parameter('kv_slots', value=64)])
+    assert not refused.successful and 'clean it up first' in refused.reason
+    node.trigger_deactivate()
+    node.trigger_cleanup()
+    assert node.set_parameters([Parameter('kv_slots', value=64)])[0].successful
+
+
+def test_without_joint_states_nothing_moves_and_the_reason_is_named(make_robot):
+    robot = make_robot()
+    robot.feed = lambda: robot.writer.write(np.zeros((20, 24, 3), np.uint8), time.time_ns())
+    robot.start()
+    assert robot.run_until(lambda: robot.node._loop.counts['no_proprioception'] > 3)
+    assert not robot.actions
+
+
+def test_a_frame_of_another_size_is_fitted_to_the_policy(make_robot):
+    robot = make_robot('use_joint_states:=false')
+    robot.feed = lambda: robot.writer.write(np.zeros((48, 64, 3), np.uint8), time.time_ns())
+    robot.start()
+    assert robot.run_until(lambda: robot.fresh())
+    assert set(robot.policy.images) == {(20, 24, 3)}
+
+
+def test_instructions_change_the_running_policy_and_blank_ones_are_refused(make_robot):
+    robot = make_robot('instruction:=reach the blue cube')
+    assert robot.node.trigger_configure() is SUCCESS
+    assert robot.node.trigger_activate() is SUCCESS
+    assert robot.run_until(lambda: robot.policy.instruction == 'reach the blue cube')
+    for text in (' ', 'reach the green cube'):
+        robot.instruction.publish(String(data=text))
+    assert robot.run_until(lambda: robot.policy.instruction == 'reach the green cube')
+    assert ' ' not in robot.policy.instructions
+
+
+def test_autostart_needs_no_manager_and_the_trace_has_one_record_a_tick(make_robot, tmp_path):
+    path = tmp_path / 'trace.csv'
+    robot = make_robot('autostart:=true', f'trace_path:={path}')
+    robot.instruction.publish(String(data='reach the red cube'))
+    assert robot.run_until(lambda: len(robot.fresh()) > 5)
+    robot.node.close()
+    trace = read_trace(path)
+    assert (np.diff(trace['tick']) == 1).all()
+    assert (trace['cause'] == 'fresh').sum() >= 5
+
+
+def test_refused_real_time_wishes_are_one_line_each_and_no_end(make_robot, monkeypatch, capfd):
+    from vla_edge_ros.nodes import realtime
+
+    def refuse(*_):
+        raise PermissionError(1, 'Operation not permitted')
+    monkeypatch.setattr(realtime.os, 'sched_setscheduler', refuse)
+    monkeypatch.setattr(realtime.os, 'sched_setaffinity', refuse)
+    robot = make_robot('rt_priority:=50', 'cpu_affinity:="0"')
+    robot.start()
+    assert robot.run_until(lambda: robot.fresh())
+    logged = capfd.readouterr().err
+    assert 'rt_priority 50 refused by the system (Operation not permitted)' in logged
+    assert 'cpu_affinity 0 refused by the system' in logged
