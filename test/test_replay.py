@@ -152,6 +152,8 @@ def test_undecodable_frames_are_counted_and_skipped(tmp_path):
     summary = replay_bag(tmp_path / 'bag', policy, tmp_path, parameters)
     assert summary['camera'] == {'published': 8, 'received': 5, 'lost_fraction': 0.375}
     assert summary['reasons']['repeated_frame'] == 3
+    errors = {text.split(' must')[0]: n for text, n in summary['input_errors'].items()}
+    assert errors == {'encoding': 2, 'header.stamp': 1}
     stamps = [stamp_ns for _, _, stamp_ns in policy.observations]
     assert stamps == [START_NS + 2 * i * PERIOD_NS for i in (0, 1, 4, 6, 7)]
 
@@ -163,8 +165,11 @@ def test_joint_states_are_ordered_by_name_and_incomplete_ones_ignored(tmp_path):
         write_joints(writer, '/joint_states', [7, np.nan], START_NS - 1, ('x', 'y'))
         write_image(writer, '/camera', make_image(0), START_NS, START_NS)
     policy = FakePolicy()
-    replay_bag(tmp_path / 'bag', policy, tmp_path, ReplayParameters(instruction='reach'))
+    parameters = ReplayParameters(instruction='reach')
+    summary = replay_bag(tmp_path / 'bag', policy, tmp_path, parameters)
     assert policy.observations[0][1].tolist() == [1.0, 2.0]
+    assert len(summary['input_errors']) == 2
+    assert all('finite positions of x, y' in text for text in summary['input_errors'])
 
 
 def test_policy_without_joints_needs_no_joint_topic(tmp_path):

@@ -4,11 +4,12 @@ What the control loop sees of a bag at one moment of recorded time.
 Frames take the same way as through the live nodes: the same decoding, the same resize.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
-from vla_edge_ros.errors import ImageError, TransportError
+from vla_edge_ros.errors import ConfigError, ImageError, TransportError, VlaEdgeError
 from vla_edge_ros.nodes.conversions import resize_rgb8
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.replay.bag import (
@@ -66,13 +67,16 @@ class BagInputs:
     ----------
     start_ns : int
         When the first image was recorded, ns.
-    images, rejected : int
-        Images that came so far, and those among them that could not be decoded.
+    images, frames : int
+        Images that came so far, and those among them that could be decoded.
+    errors : Counter of str
+        What was wrong with messages that were left out.
 
     """
 
     def __init__(self, bag: BagReader, parameters: ReplayParameters, config):
-        self.images = self.rejected = 0
+        self.images = self.frames = 0
+        self.errors: Counter[str] = Counter()
         self._bag = bag
         self._config = config
         self._frame: Frame | None = None
@@ -116,28 +120,36 @@ class BagInputs:
 
     def _take(self, record: Record) -> None:
         message = self._bag.decode(record)
-        if record.message_type == STRING:
-            self._instruction = message.data if message.data.strip() else self._instruction
-        elif record.message_type == JOINT_STATE:
-            by_name = dict(zip(message.name, message.position))
-            values = [by_name.get(name, np.nan) for name in self._config.joint_names]
-            if np.isfinite(values).all():
-                self._positions = np.array(values, np.float32)
-        else:
-            self._take_image(message, record.recorded_ns)
-
-    def _take_image(self, message, received_ns: int) -> None:
-        self.images += 1
-        stamp_ns = stamp_to_ns(message.header.stamp)
+        self.images += record.topic == self._image_topic
         try:
-            if stamp_ns <= 0:
-                raise ImageError('header.stamp', 'must be set by the camera driver', stamp_ns)
-            image = message_to_rgb8(message)
-        except ImageError:
-            self.rejected += 1
-            return
+            if record.message_type == STRING:
+                if not message.data.strip():
+                    raise ConfigError('instruction', 'must not be blank', message.data)
+                self._instruction = message.data
+            elif record.message_type == JOINT_STATE:
+                self._positions = self._positions_of(message)
+            else:
+                self._frame = self._frame_of(message, record.recorded_ns)
+        except VlaEdgeError as error:  # as in the live nodes, a bad message changes nothing
+            self.errors[str(error)] += 1
+
+    def _positions_of(self, message) -> np.ndarray:
+        names = self._config.joint_names
+        by_name = dict(zip(message.name, message.position))
+        positions = np.array([by_name.get(name, np.nan) for name in names], np.float32)
+        if not np.isfinite(positions).all():
+            rule = f'must give finite positions of {", ".join(names)}'
+            raise ConfigError('joint_states', rule, message.name)
+        return positions
+
+    def _frame_of(self, message, received_ns: int) -> Frame:
+        stamp_ns = stamp_to_ns(message.header.stamp)
+        if stamp_ns <= 0:
+            raise ImageError('header.stamp', 'must be set by the camera driver', stamp_ns)
+        image = message_to_rgb8(message)
         image = resize_rgb8(image, self._config.image_width, self._config.image_height)
-        self._frame = Frame(image, stamp_ns, received_ns, self.images - self.rejected)
+        self.frames += 1
+        return Frame(image, stamp_ns, received_ns, self.frames)
 
 
 def input_topics(

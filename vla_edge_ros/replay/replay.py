@@ -93,11 +93,12 @@ def replay_bag(
     summary = summarize(
         read_trace(trace_path),
         period_ms=control_loop.parameters.period_ns / NS_PER_MS,
-        camera={'published': inputs.images, 'received': inputs.images - inputs.rejected},
+        camera={'published': inputs.images, 'received': inputs.frames},
     )
     summary |= {
         'reasons': control_loop.counts,
         'causes': control_loop.causes,
+        'input_errors': dict(inputs.errors),
         'policy_errors': dict(errors),
     }
     text = json.dumps(summary, indent=2)
