@@ -128,16 +128,29 @@ class Policy:
             The text is empty, or longer than the prompt slots.
 
         """
+        ids = self.tokenize(text)
+        slots = np.arange(len(ids), dtype=np.int32)
+        self.cache.set_prompt(len(ids))
+        self.transformer.prefill(self.transformer.embed(ids), slots, slots[:0])
+        self.instruction = text
+
+    def tokenize(self, text: str) -> np.ndarray:
+        """
+        Return the prompt tokens of an instruction, int64 [n].
+
+        Raises
+        ------
+        ConfigError
+            The text is empty, or longer than the prompt slots.
+
+        """
         if not text.strip():
             raise ConfigError('instruction', 'must not be empty', text)
         ids = np.asarray(self._tokenizer.encode(text.strip(), add_special_tokens=False), np.int64)
         if len(ids) > self.config.prompt_slots:
             rule = f'must fit {self.config.prompt_slots} prompt tokens, this one has {len(ids)}'
             raise ConfigError('instruction', rule, text)
-        slots = np.arange(len(ids), dtype=np.int32)
-        self.cache.set_prompt(len(ids))
-        self.transformer.prefill(self.transformer.embed(ids), slots, slots[:0])
-        self.instruction = text
+        return ids
 
     def observe(
         self, image: np.ndarray, proprioception: np.ndarray, stamp_ns: int,

@@ -1,0 +1,246 @@
+"""The streaming policy: what it observes, decodes, refuses and forgets."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
+from vla_edge_ros.policy.action_tokens import ActionTokenizer
+from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
+from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.policy.vision import resize_rgb8, sincos_positions, standardise
+from vla_edge_ros.telemetry.stages import Stage
+
+
+@pytest.fixture(scope='module')
+def loaded():
+    """Return the default policy on the CPU."""
+    return Policy.load(backend='cpu')
+
+
+@pytest.fixture
+def policy(loaded):
+    """Return the default policy with an empty stream and an instruction."""
+    loaded.reset()
+    loaded.set_instruction('reach the red cube')
+    return loaded
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Return a copy of the default checkpoint to damage."""
+    folder = tmp_path / 'policy'
+    shutil.copytree(DEFAULT_POLICY, folder)
+    return folder
+
+
+def frames(count, seed=0):
+    """Return random pictures of the policy's size."""
+    return np.random.default_rng(seed).integers(0, 256, (count, 80, 96, 3), np.uint8)
+
+
+def edit_config(folder, **changes):
+    """Change keys of the ``vla`` section in place."""
+    path = folder / 'config.json'
+    raw = json.loads(path.read_text())
+    raw['vla'].update(changes)
+    path.write_text(json.dumps(raw))
+
+
+def test_a_frame_costs_the_configured_slots_and_reports_every_stage(policy):
+    """32 slots a frame: 30 patches, the pooled token, proprioception."""
+    before = len(policy.cache.context_slots)
+    observation = policy.observe(frames(1)[0], np.zeros(2), 1)
+    assert len(policy.cache.context_slots) - before == policy.config.slots_per_frame == 32
+    assert set(observation.stage_ns) == {Stage.PREPROCESS, Stage.VISION, Stage.PREFILL}
+    assert all(spent > 0 for spent in observation.stage_ns.values())
+
+
+def test_acting_leaves_no_trace_in_the_stream(policy):
+    """Decode tokens are scratch: acting twice gives the same chunk."""
+    policy.observe(frames(1)[0], np.zeros(2), 7)
+    first, second = policy.act(), policy.act()
+    np.testing.assert_array_equal(first.tokens, second.tokens)
+    assert first.observation_stamp_ns == 7
+    assert first.values.shape == (3, 2)
+    assert np.abs(first.values).max() <= 1.0
+
+
+def test_the_cache_forgets_one_frame_for_each_new_one_when_full(policy):
+    """Eight frames fit; the ninth evicts."""
+    evicted = [
+        policy.observe(image, np.zeros(2), i).evicted_frame_id
+        for i, image in enumerate(frames(10))]
+    assert evicted[:8] == [None] * 8
+    assert None not in evicted[8:]
+    assert policy.cache.num_frames == 8
+
+
+def test_earlier_frames_change_what_is_decoded(policy):
+    """The policy reads a stream, not single pictures."""
+    images = frames(3, seed=3)
+    policy.observe(images[2], np.zeros(2), 1)
+    alone = policy.act().tokens
+    policy.reset()
+    for i, image in enumerate(images):
+        policy.observe(image, np.zeros(2), i)
+    assert (policy.act().tokens != alone).any()
+
+
+def test_a_new_instruction_keeps_the_stream(policy):
+    """Only the prompt is read again."""
+    for i, image in enumerate(frames(3)):
+        policy.observe(image, np.zeros(2), i)
+    policy.set_instruction('now follow the blue block')
+    assert policy.cache.num_frames == 3
+    assert policy.act().tokens.shape == (8,)
+
+
+def test_a_stamp_that_runs_backwards_begins_a_new_stream(policy):
+    """A bag that starts over must not be mixed with its own past."""
+    for stamp in (100, 200, 50):
+        policy.observe(frames(1)[0], np.zeros(2), stamp)
+    assert policy.cache.num_frames == 1
+
+
+def test_the_same_stream_gives_bitwise_the_same_tokens(policy):
+    """Determinism of the whole path."""
+    runs = []
+    for _ in range(2):
+        policy.reset()
+        tokens = []
+        for i, image in enumerate(frames(10, seed=9)):
+            policy.observe(image, np.full(2, 0.01 * i), i)
+            tokens.append(policy.act().tokens)
+        runs.append(np.stack(tokens))
+    np.testing.assert_array_equal(*runs)
+
+
+def test_every_backend_decodes_what_the_float64_reference_decodes():
+    """The reference backend is slow but right."""
+    tokens = []
+    for backend in ('cpu', 'reference'):
+        policy = Policy.load(backend=backend)
+        policy.set_instruction('touch the green cube')
+        for i, image in enumerate(frames(2, seed=4)):
+            policy.observe(image, np.zeros(2), i)
+        tokens.append(policy.act().tokens)
+    np.testing.assert_array_equal(*tokens)
+
+
+@pytest.mark.parametrize('text', ['', '   '])
+def test_an_empty_instruction_is_refused_and_the_old_one_stays(policy, text):
+    """The error names the field."""
+    with pytest.raises(ConfigError, match='instruction must not be empty'):
+        policy.set_instruction(text)
+    assert policy.instruction == 'reach the red cube'
+
+
+def test_an_instruction_longer_than_the_prompt_slots_is_refused(policy):
+    """The error says how many tokens fit."""
+    with pytest.raises(ConfigError, match='must fit 24 prompt tokens'):
+        policy.set_instruction('reach the red cube ' * 10)
+
+
+def test_case_does_not_change_the_prompt(policy):
+    """People shout at robots."""
+    np.testing.assert_array_equal(
+        policy.tokenize('REACH the Red CUBE'), policy.tokenize('reach the red cube'))
+
+
+@pytest.mark.parametrize('state', [np.zeros(3), np.array([0.0, np.nan])])
+def test_impossible_proprioception_is_refused_before_the_stream_changes(policy, state):
+    """A broken encoder must not poison the cache."""
+    with pytest.raises(ShapeError, match='proprioception'):
+        policy.observe(frames(1)[0], state, 1)
+    assert policy.cache.num_frames == 0
+
+
+@pytest.mark.parametrize('image', [
+    np.zeros((80, 96), np.uint8), np.zeros((80, 96, 4), np.uint8),
+    np.zeros((80, 96, 3), np.float32), np.zeros((0, 96, 3), np.uint8)])
+def test_an_impossible_picture_is_refused(policy, image):
+    """Grey, four channels, float, empty."""
+    with pytest.raises(ShapeError, match='image must be uint8'):
+        policy.observe(image, np.zeros(2), 1)
+
+
+def test_acting_before_the_first_frame_is_refused(policy):
+    """There is nothing to act on."""
+    with pytest.raises(ConfigError, match='frames must be observed'):
+        policy.act()
+
+
+@pytest.mark.parametrize('name', ['config.json', 'model.safetensors', 'tokenizer.json'])
+def test_a_missing_file_is_named(checkpoint, name):
+    """Each of the three files is needed."""
+    (checkpoint / name).unlink()
+    with pytest.raises(WeightsError, match='must be'):
+        Policy.load(checkpoint)
+
+
+@pytest.mark.parametrize('name', ['config.json', 'model.safetensors', 'tokenizer.json'])
+def test_a_corrupt_file_is_one_clear_error(checkpoint, name):
+    """Half a file is what a broken copy leaves."""
+    path = checkpoint / name
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(WeightsError, match='must be'):
+        Policy.load(checkpoint)
+
+
+@pytest.mark.parametrize(('changes', 'words'), [
+    ({'bins': 10_000}, 'vla.action_token_offset plus 10000 bins must fit'),
+    ({'patch_size': 17}, 'vla.image_width must be a multiple of 17'),
+    ({'kv_slots': 100}, 'vla.kv_slots must be a multiple of the 32 slots'),
+    ({'kv_slots': '256'}, 'vla.kv_slots must be an integer'),
+    ({'step_ms': 0}, 'vla.step_ms must be > 0'),
+    ({'action_low': [2.0, 2.0]}, 'vla.action_low must lie below'),
+    ({'proprioception_std': [0.0, 1.0]}, 'vla.proprioception_std must be > 0'),
+    ({'image_mean': [0.5, 'x', 0.5]}, 'vla.image_mean must be a list of numbers'),
+    ({'surprise': 1}, 'vla.surprise is not a known key'),
+])
+def test_a_configuration_that_breaks_a_rule_is_named(checkpoint, changes, words):
+    """Field, rule and value."""
+    edit_config(checkpoint, **changes)
+    with pytest.raises(ConfigError, match=words):
+        Policy.load(checkpoint)
+
+
+def test_a_configuration_that_does_not_fit_the_weights_is_refused(checkpoint):
+    """The tensor that does not fit is named."""
+    edit_config(checkpoint, vision_intermediate_size=128)
+    with pytest.raises(WeightsError, match='vision.mlp.gate_proj.weight must have shape'):
+        Policy.load(checkpoint)
+
+
+def test_bins_decode_to_their_centres():
+    """The lowest bin of a range starts at its low end."""
+    config = PolicyConfig.load(DEFAULT_POLICY)
+    tokens = np.full(config.decode_tokens, config.action_token_offset)
+    grounding, values = ActionTokenizer(config).decode(tokens)
+    np.testing.assert_allclose(values, -1 + 1 / 256, rtol=1e-6)
+    np.testing.assert_allclose(
+        grounding, np.asarray(config.grounding_low) * (1 - 1 / 256), rtol=1e-6)
+
+
+def test_positions_of_all_patches_differ():
+    """Otherwise the policy could not tell where a cube is."""
+    positions = sincos_positions(5, 6, 128)
+    assert positions.shape == (30, 128)
+    assert len(np.unique(positions.round(5), axis=0)) == 30
+
+
+def test_standardising_gives_zero_for_the_mean_colour():
+    """Mean 0.45 of full scale."""
+    config = PolicyConfig.load(DEFAULT_POLICY)
+    mean = np.full((1, 1, 3), 255 * 0.45)
+    np.testing.assert_allclose(standardise(mean, config), 0, atol=1e-6)
+
+
+def test_shrinking_averages_and_keeps_flat_colours():
+    """Small objects must not flicker."""
+    checker = np.indices((4, 4)).sum(0) % 2 * np.uint8(200)
+    image = np.repeat(checker[..., None], 3, axis=2).astype(np.uint8)
+    np.testing.assert_array_equal(resize_rgb8(image, 2, 2), np.full((2, 2, 3), 100))
