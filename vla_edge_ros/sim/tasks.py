@@ -6,11 +6,13 @@ import numpy as np
 
 from vla_edge_ros.sim.scene import COLOURS, SPEED_LIMIT
 
-__all__ = ['COLOURS', 'expert_action', 'expert_chunk', 'sample_instruction', 'TrackTask']
+__all__ = [
+    'COLOURS', 'expert_action', 'expert_chunk', 'sample_instruction', 'TICK_HZ', 'TrackTask',
+]
 
 EXPERT_GAIN = 8.0
 """Commanded speed per metre of distance, 1/s."""
-TICK_NS = 1_000_000_000 // 30
+TICK_HZ = 30
 
 _VERBS = (
     'reach', 'touch', 'track', 'follow', 'chase', 'go to', 'move to', 'point at', 'stay on',

@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.errors import ConfigError
-from vla_edge_ros.sim.world import World
+from vla_edge_ros.sim.world import VIDEO_SIZE, World
 
 CAUSE_COLOURS = {
     'fresh': (70, 170, 90),
@@ -164,19 +164,16 @@ def _write(picture: np.ndarray, text: str, origin: tuple[int, int], scale: float
 
 
 def _write_mp4(pictures: Iterator[np.ndarray], path: Path, fps: float) -> int:
-    writer = None
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*'mp4v'), fps, VIDEO_SIZE)
+    if not writer.isOpened():
+        raise ConfigError('out_path', 'must be writable as mp4v video', str(path))
     count = 0
     try:
-        for count, picture in enumerate(pictures, 1):
-            if writer is None:
-                size = picture.shape[1::-1]
-                writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*'mp4v'), fps, size)
-                if not writer.isOpened():
-                    raise ConfigError('out_path', 'must be writable as mp4v video', str(path))
+        for picture in pictures:
             writer.write(picture[:, :, ::-1])
+            count += 1
     finally:
-        if writer is not None:
-            writer.release()
+        writer.release()
     return count
 
 

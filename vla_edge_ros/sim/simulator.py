@@ -1,0 +1,277 @@
+"""
+The virtual-time host: episodes through the same control loop as on the robot, without ROS.
+
+Virtual time stands still while the policy computes; the runner then charges a modelled cost, and
+the world moves on by it under the action in force. Results depend on the seed alone.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+import itertools
+
+import numpy as np
+
+from vla_edge_ros.clock import ManualClock, NS_PER_MS, NS_PER_S
+from vla_edge_ros.parameters import parameter, validate
+from vla_edge_ros.policy.action_tokens import ActionChunk
+from vla_edge_ros.policy.policy import Observation, Policy
+from vla_edge_ros.runtime.action_queue import ActionQueue
+from vla_edge_ros.runtime.admission import AdmissionController
+from vla_edge_ros.runtime.control_loop import ControlLoop, StepResult
+from vla_edge_ros.runtime.frame_buffer import Frame
+from vla_edge_ros.runtime.latency import FixedLatency
+from vla_edge_ros.runtime.runner import VirtualRunner
+from vla_edge_ros.sim.tasks import COLOURS, expert_chunk, sample_instruction, TICK_HZ, TrackTask
+from vla_edge_ros.sim.world import World
+from vla_edge_ros.telemetry.stages import Stage
+
+CAMERA_HZ = 60
+ORACLE_CHUNK_STEPS = 3
+STAGE_SHARES = {
+    Stage.PREPROCESS: 0.05, Stage.VISION: 0.10, Stage.PREFILL: 0.35, Stage.DECODE: 0.50,
+}
+"""How the modelled cost of a run is split over its stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeParameters:
+    """What an episode is run with."""
+
+    delay_ms: float = parameter(
+        0.0, 'Delay added to every observation, picture and joints', unit='ms',
+        range=(0.0, 5000.0))
+    compute_ms: float = parameter(
+        8.0, 'Modelled cost of one run of the policy', unit='ms', range=(0.0, 1000.0))
+    object_speed: float = parameter(
+        0.3, 'Speed of the cubes', unit='m/s', range=(0.0, 2.0))
+    control: str = parameter(
+        'none', 'Control experiment: the instruction names another cube, the pictures are blank, '
+        'or the expert acts on the true but delayed state',
+        choices=('none', 'wrong-colour', 'blank', 'oracle'))
+    policy: str = parameter('', 'Checkpoint folder; empty takes the default policy')
+
+    def __post_init__(self):
+        """Check every value."""
+        validate(self)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """
+    What one episode came to.
+
+    Parameters
+    ----------
+    succeeded : bool
+        Whether the task was fulfilled.
+    ages_ms : float32 [actions]
+        Observation age of every published action, ms.
+    decisions, reasons, causes : dict of str to int
+        Ticks by name.
+
+    """
+
+    succeeded: bool
+    ages_ms: np.ndarray
+    decisions: dict[str, int]
+    reasons: dict[str, int]
+    causes: dict[str, int]
+
+
+class Camera:
+    """
+    Frame source of 60 Hz pictures that arrive ``delay_ns`` late, drawn only when read.
+
+    Parameters
+    ----------
+    clock : ManualClock
+        Virtual time.
+    viewer : World
+        Shows the state of the frame read last.
+    draw : callable
+        Returns the picture of what ``viewer`` shows.
+    delay_ns : int
+        Time from a frame's stamp to its arrival, ns.
+
+    """
+
+    def __init__(
+        self, clock: ManualClock, viewer: World, draw: Callable[[], np.ndarray], delay_ns: int,
+    ):
+        self._clock = clock
+        self._viewer = viewer
+        self._draw = draw
+        self._delay_ns = delay_ns
+        self._states: deque[tuple[int, int, np.ndarray]] = deque()
+        self._sequence = 0
+
+    def record(self, world: World) -> None:
+        """Take the picture of this moment."""
+        self._sequence += 1
+        self._states.append((self._sequence, world.time_ns, world.get_state()))
+
+    def read(self) -> Frame | None:
+        """Return the newest frame that has arrived."""
+        limit_ns = self._clock.now_ns() - self._delay_ns
+        while len(self._states) > 1 and self._states[1][1] <= limit_ns:
+            self._states.popleft()
+        sequence, stamp_ns, state = self._states[0]
+        if stamp_ns > limit_ns:
+            return None
+        self._viewer.set_state(state)
+        return Frame(self._draw(), stamp_ns, stamp_ns + self._delay_ns, sequence)
+
+    def joint_positions(self) -> np.ndarray:
+        """Return the joint positions that belong to the frame read last."""
+        return self._viewer.joint_positions
+
+
+class Oracle:
+    """Stands in for the policy: the expert on the true state of the frame read last."""
+
+    def __init__(self, viewer: World):
+        self._viewer = viewer
+        self._stamp_ns = 0
+        self.target = 0
+        """Row of the cube to follow."""
+
+    def set_instruction(self, text: str) -> None:
+        """Do nothing: the oracle is told its target."""
+
+    def reset(self) -> None:
+        """Do nothing: the oracle remembers nothing."""
+
+    def observe(self, image, proprioception, stamp_ns: int) -> Observation:
+        """Note the stamp; the viewer shows the rest."""
+        self._stamp_ns = stamp_ns
+        return Observation(0, None, 1, {})
+
+    def act(self) -> ActionChunk:
+        """Return the expert's chunk."""
+        step_ns = NS_PER_S // TICK_HZ
+        chunk = expert_chunk(self._viewer, self.target, ORACLE_CHUNK_STEPS, step_ns / NS_PER_S)
+        grounding = self._viewer.object_positions[self.target].astype(np.float32)
+        return ActionChunk(chunk, step_ns, grounding, np.empty(0, np.int32), self._stamp_ns)
+
+
+class Simulator:
+    """
+    Runs episodes one after the other in this thread.
+
+    Parameters
+    ----------
+    parameters : EpisodeParameters
+        Delay, cost and kind of run.
+    policy : Policy, optional
+        What acts; left out, it is loaded as ``parameters`` say.
+
+    Raises
+    ------
+    WeightsError
+        The checkpoint cannot be used.
+
+    """
+
+    def __init__(self, parameters: EpisodeParameters, policy: Policy | None = None):
+        self._parameters = parameters
+        self._world = World(object_speed=parameters.object_speed)
+        self._viewer = World(object_speed=parameters.object_speed)
+        self._draw = self._viewer.render
+        if parameters.control == 'oracle':
+            policy = Oracle(self._viewer)
+        if parameters.control in ('oracle', 'blank'):
+            blank = np.full((160, 192, 3), 128, np.uint8)
+            self._draw = lambda: blank
+        if policy is None:
+            policy = Policy.load(parameters.policy) if parameters.policy else Policy.load()
+        self._policy = policy
+
+    def close(self) -> None:
+        """Free the GL context."""
+        self._viewer.close()
+
+    def run(
+        self, seed: int, index: int, on_tick: Callable[[StepResult, World], None] | None = None,
+    ) -> EpisodeResult:
+        """
+        Run one episode.
+
+        Parameters
+        ----------
+        seed, index : int
+            Together they determine the episode.
+        on_tick : callable, optional
+            Called after every tick with its result and the world at that moment.
+
+        """
+        rng = np.random.default_rng([seed, index])
+        world = self._world
+        world.reset(rng)
+        task = self._make_task(rng)
+        if isinstance(self._policy, Oracle):
+            self._policy.target = task.target
+        self._policy.reset()
+        clock = ManualClock()
+        camera = Camera(
+            clock, self._viewer, self._draw, int(self._parameters.delay_ms * NS_PER_MS))
+        compute_ms = self._parameters.compute_ms
+        latency = FixedLatency(
+            {stage: int(share * compute_ms * NS_PER_MS) for stage, share in STAGE_SHARES.items()})
+        admission = AdmissionController()
+        decode_ms = compute_ms * STAGE_SHARES[Stage.DECODE]
+        admission.seed(compute_ms - decode_ms, decode_ms)
+        loop = ControlLoop(
+            self._policy, camera, admission, ActionQueue(), VirtualRunner(clock, latency),
+            clock, clock, read_proprioception=camera.joint_positions)
+        loop.set_instruction(task.instruction)
+        cell = _Cell(world, camera)
+        ages_ms = []
+        decisions: Counter[str] = Counter()
+        for tick in itertools.count():
+            scheduled_ns = tick * NS_PER_S // TICK_HZ
+            cell.advance_to(scheduled_ns)
+            if tick:
+                task.update(world)
+            if task.done:
+                break
+            clock.advance_to_ns(scheduled_ns)
+            result = loop.tick(scheduled_ns)
+            if result.error is not None:
+                raise result.error
+            cell.advance_to(result.published_ns)
+            decisions[result.decision.value] += 1
+            if result.action is not None:
+                cell.command = result.action
+                ages_ms.append(result.observation_age_ms)
+            if on_tick is not None:
+                on_tick(result, world)
+        return EpisodeResult(
+            task.succeeded, np.array(ages_ms, np.float32), dict(decisions),
+            dict(loop.counts), dict(loop.causes))
+
+    def _make_task(self, rng: np.random.Generator) -> TrackTask:
+        colours = list(COLOURS)
+        target = int(rng.integers(len(colours)))
+        named = target
+        if self._parameters.control == 'wrong-colour':
+            named = (target + int(rng.integers(1, len(colours)))) % len(colours)
+        return TrackTask(sample_instruction(rng, colours[named]), target)
+
+
+class _Cell:
+    """World and camera, moved on together under the command in force."""
+
+    def __init__(self, world: World, camera: Camera):
+        self._world = world
+        self._camera = camera
+        self._frames = 0
+        self.command = np.zeros(2)
+
+    def advance_to(self, time_ns: int) -> None:
+        """Move on to ``time_ns``, taking a picture at every camera period on the way."""
+        while (frame_ns := self._frames * NS_PER_S // CAMERA_HZ) <= time_ns:
+            self._world.step(self.command, frame_ns - self._world.time_ns)
+            self._camera.record(self._world)
+            self._frames += 1
+        self._world.step(self.command, time_ns - self._world.time_ns)
