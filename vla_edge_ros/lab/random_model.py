@@ -21,7 +21,8 @@ def random_weights(
     """
     Draw a checkpoint: matrices that keep the scale of their input, one value in 1000 larger.
 
-    Without the outliers attention is nearly uniform and a comparison proves little.
+    Without the outliers attention is nearly uniform and a comparison proves little; in the
+    vocabulary they would make one token win for ever.
     """
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -29,10 +30,13 @@ def random_weights(
         values = rng.standard_normal(shape, dtype=np.float32)
         if name.endswith('norm.weight'):
             values = 1 + 0.1 * values
-        elif len(shape) == 2:
-            outliers = rng.random(shape, dtype=np.float32) < _OUTLIER_FRACTION
-            values[outliers] *= _OUTLIER_SCALE
+        elif name.endswith('bias'):
+            values *= np.float32(0.1)
+        else:
             values *= np.float32(0.8 / np.sqrt(shape[1]))
+            if 'layers' in name:
+                outliers = rng.random(shape, dtype=np.float32) < _OUTLIER_FRACTION
+                values[outliers] *= _OUTLIER_SCALE
         if len(shape) == 2 and weights_dtype == 'bfloat16':
             values = to_bfloat16(values)
         tensors[name] = np.ascontiguousarray(values)

