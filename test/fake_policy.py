@@ -26,7 +26,7 @@ class FakePolicy:
     def __init__(self, observe_s: float = 0.002, act_s: float = 0.003):
         self.config = SimpleNamespace(
             image_width=24, image_height=20, action_dim=2, proprioception_mean=(0.0, 0.0),
-            joint_names=('trolley', 'bridge'),
+            joint_names=('gantry_x', 'gantry_y'),
         )
         self.cache = SimpleNamespace(layout=SimpleNamespace(max_frames=2))
         self.instruction = None

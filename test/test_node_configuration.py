@@ -62,3 +62,13 @@ def test_a_launch_file_passes_on_only_known_parameters(path):
                 keys = inner.keys if isinstance(inner, ast.Dict) else []
                 names = {key.value for key in keys if isinstance(key, ast.Constant)}
                 assert names <= known
+
+
+def test_the_simulated_robot_has_the_joints_of_the_embedded_policy():
+    from vla_edge_ros.policy.policy import DEFAULT_POLICY
+    from vla_edge_ros.policy.policy_config import PolicyConfig
+    config = PolicyConfig.load(DEFAULT_POLICY)
+    assert config.joint_names == simulator.JOINT_NAMES
+    values = yaml.safe_load((ROOT / 'config/tiny.yaml').read_text())
+    size = values['/**/camera_node']['ros__parameters']
+    assert (size['width'], size['height']) == (config.image_width, config.image_height)

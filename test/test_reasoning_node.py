@@ -48,7 +48,7 @@ class Robot:
     def feed(self):
         """Let camera and joints send once."""
         self.writer.write(np.zeros((20, 24, 3), np.uint8), time.time_ns())
-        self.joints.publish(JointState(name=['bridge', 'trolley'], position=[0.2, 0.1]))
+        self.joints.publish(JointState(name=['gantry_y', 'gantry_x'], position=[0.2, 0.1]))
 
     def run_until(self, condition, timeout_s=10.0):
         """Spin with sensors on until ``condition()``."""
@@ -86,7 +86,7 @@ def test_every_transition_is_walked_and_the_safe_action_goes_out_last(make_robot
     assert node.state == 'active'
     assert robot.run_until(lambda: len(robot.fresh()) > 5)
     trajectory = robot.actions[-1]
-    assert trajectory.joint_names == ['trolley', 'bridge']
+    assert trajectory.joint_names == ['gantry_x', 'gantry_y']
     velocities = [list(point.velocities) for point in trajectory.points]
     np.testing.assert_allclose(velocities, [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
     assert to_ns(trajectory.points[1].time_from_start) == 33_333_333

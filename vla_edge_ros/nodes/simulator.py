@@ -26,7 +26,8 @@ from vla_edge_ros.sim.world import object_index, World
 CAMERA_HZ = 60
 FRAMES_PER_TICK = 2
 """The task counts at 30 Hz."""
-JOINT_NAMES = ('trolley', 'bridge')
+JOINT_NAMES = ('gantry_x', 'gantry_y')
+"""As in the embedded policy's checkpoint."""
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 MAX_LOGGED_STATES = 3600 * 30
 MAX_STEP_NS = 100 * NS_PER_MS
