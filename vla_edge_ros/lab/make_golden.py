@@ -13,7 +13,7 @@ import torch
 
 from vla_edge_ros.lab.parity import hugging_face_greedy, hugging_face_states
 from vla_edge_ros.lab.random_model import random_weights
-from vla_edge_ros.lab.torch_peer import hugging_face_model
+from vla_edge_ros.lab.torch_peer import cast_parameters, hugging_face_model
 from vla_edge_ros.policy.config import TransformerConfig
 
 TOKENS = 23
@@ -27,12 +27,12 @@ CASES = {
 
 def write_case(folder: Path, config: TransformerConfig, dtype: torch.dtype) -> None:
     """Write one checkpoint and what Hugging Face computes from it."""
-    tensors = random_weights(config, seed=3, weights_dtype=str(dtype).removeprefix('torch.'))
+    tensors = random_weights(config, seed=11, weights_dtype=str(dtype).removeprefix('torch.'))
     model = hugging_face_model(config, tensors, dtype)
     shard = '60KB' if dtype == torch.float32 else '1GB'
     model.save_pretrained(folder, max_shard_size=shard)
     (folder / 'generation_config.json').unlink(missing_ok=True)
-    model = model.float()
+    model = cast_parameters(model, torch.float32)
     token_ids = np.random.default_rng(4).integers(config.vocab_size, size=TOKENS)
     *layers, hidden, logits = hugging_face_states(model, token_ids)
     np.savez_compressed(

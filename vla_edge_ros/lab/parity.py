@@ -141,7 +141,7 @@ def compare(case: Case) -> dict:
     """Return the record of one case, with ``passed``."""
     import torch
 
-    from vla_edge_ros.lab.torch_peer import hugging_face_model
+    from vla_edge_ros.lab.torch_peer import cast_parameters, hugging_face_model
 
     config = case.config
     rng = np.random.default_rng(2)
@@ -152,7 +152,7 @@ def compare(case: Case) -> dict:
     model = hugging_face_model(config, case.tensors)
     theirs = hugging_face_states(model, token_ids)
     expected = hugging_face_greedy(model, token_ids, GREEDY_TOKENS + 1)
-    low = hugging_face_states(model.to(torch.bfloat16), token_ids)
+    low = hugging_face_states(cast_parameters(model, torch.bfloat16), token_ids)
     del model
 
     names = [f'layer {i}' for i in range(config.num_hidden_layers)] + ['final norm', 'logits']

@@ -16,13 +16,20 @@ def hugging_face_model(
     dtype: torch.dtype = torch.float32,
 ) -> Qwen2ForCausalLM:
     """Return Hugging Face's model with these weights, in evaluation mode."""
-    model = Qwen2ForCausalLM(Qwen2Config(**hugging_face_config(config))).to(dtype)
+    model = Qwen2ForCausalLM(Qwen2Config(**hugging_face_config(config)))
     state = {name: torch.from_numpy(to_float32(t).copy()) for name, t in tensors.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     if unexpected or set(missing) - {'lm_head.weight'}:
         raise RuntimeError(f'checkpoint does not fit: {missing} missing, {unexpected} unexpected')
     model.tie_weights()
-    return model.eval()
+    return cast_parameters(model, dtype).eval()
+
+
+def cast_parameters(model: Qwen2ForCausalLM, dtype: torch.dtype) -> Qwen2ForCausalLM:
+    """Cast the parameters only: ``model.to`` would spoil the rotary frequencies as well."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 class HuggingFaceChunk:

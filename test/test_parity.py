@@ -1,0 +1,67 @@
+"""The decoder gives what Hugging Face gives: from golden files, and live where torch is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vla_edge_ros.kernels import cpu, reference
+from vla_edge_ros.lab.parity import Case, compare, cosines, COSINE_FLOOR
+from vla_edge_ros.lab.random_model import random_weights, TINY
+from vla_edge_ros.policy.config import TransformerConfig
+from vla_edge_ros.policy.decoder import Transformer
+from vla_edge_ros.policy.weights import load_weights
+
+GOLDEN = Path(__file__).parent / 'golden'
+
+
+@pytest.fixture(params=['grouped', 'tied_bfloat16'])
+def golden(request):
+    """Return configuration, weights and expected arrays as Hugging Face wrote them."""
+    folder = GOLDEN / request.param
+    config = TransformerConfig.from_hugging_face(folder)
+    with np.load(folder / 'expected.npz') as expected:
+        return config, load_weights(folder, config), dict(expected)
+
+
+@pytest.fixture(params=[cpu, reference], ids=['cpu', 'reference'])
+def backend(request):
+    """Return one backend's module."""
+    return request.param
+
+
+def test_every_layer_and_the_logits_equal_the_golden_ones(golden, backend):
+    config, weights, expected = golden
+    token_ids = expected['token_ids']
+    count = len(token_ids)
+    transformer = Transformer(config, weights, backend, 60)
+    slots = np.random.default_rng(0).permutation(60)[:count].astype(np.int32)
+    layers = np.empty(expected['layers'].shape, np.float32)
+    hidden = transformer.prefill(transformer.embed(token_ids), slots, slots[:0], layers)
+    logits = np.stack([transformer.logits(row) for row in hidden])
+    for actual, name in ((layers, 'layers'), (hidden, 'hidden'), (logits, 'logits')):
+        assert cosines(actual, expected[name]).min() >= 1 - 1e-9
+        largest = np.abs(expected[name]).max()
+        np.testing.assert_allclose(actual, expected[name], rtol=0, atol=1e-5 * largest)
+
+
+def test_greedy_tokens_equal_the_golden_ones(golden, backend):
+    config, weights, expected = golden
+    token_ids, greedy = expected['token_ids'], expected['greedy']
+    count = len(token_ids)
+    transformer = Transformer(config, weights, backend, count + len(greedy))
+    slots = np.arange(count + len(greedy), dtype=np.int32)[::-1].copy()
+    hidden = transformer.prefill(transformer.embed(token_ids), slots[:count], slots[:0])
+    assert int(np.argmax(transformer.logits(hidden[-1]))) == greedy[0]
+    steps = len(greedy) - 1
+    tokens = transformer.decode_greedy(greedy[0], steps, slots[count:], slots[:count])
+    np.testing.assert_array_equal(tokens, greedy[1:])
+    assert len(set(greedy.tolist())) > 4, 'a continuation that repeats itself proves little'
+
+
+@pytest.mark.parametrize('weights_dtype', ['float32', 'bfloat16'])
+def test_live_hugging_face_agrees_on_the_default_shape(weights_dtype):
+    pytest.importorskip('torch', reason='torch is not installed: make parity does')
+    weights = random_weights(TINY, seed=7, weights_dtype=weights_dtype)
+    record = compare(Case('default shape', TINY, weights))
+    assert record['passed'], record
+    assert min(record['cosine'].values()) >= COSINE_FLOOR
