@@ -1,5 +1,6 @@
 """A policy of fixed cost that steers by the brightness of the image, and a node that runs it."""
 
+import ctypes
 from dataclasses import dataclass
 import os
 import time
@@ -62,10 +63,17 @@ class FakePolicy:
 
 
 def load_forever(_parameters):
-    """Keep the interpreter busy as a compiler does, until interrupted."""
+    """Keep busy until interrupted, mostly in callbacks from C, where exceptions are lost."""
+    def work(seconds):
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            pass
+        return 0
+    callback = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: work(0.05))
     print('loading', flush=True)
     while True:
-        sum(range(1000))
+        callback()
+        work(0.02)
 
 
 def make_fake_reasoning_node(interruptible, **options):

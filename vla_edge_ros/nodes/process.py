@@ -15,6 +15,7 @@ import sys
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SPIN_TIMEOUT_S = 0.1
+RETRY_S = 0.005
 
 
 class Interrupted(BaseException):
@@ -30,8 +31,9 @@ class StopRequest:
 
     def install(self) -> None:
         """Take over both signals, also those that a parent blocked until now."""
-        for number in SIGNALS:
+        for number in (*SIGNALS, signal.SIGALRM):
             signal.signal(number, self._handle)
+        sys.unraisablehook = _hide_interruption
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def ignore_further(self) -> None:
@@ -41,20 +43,37 @@ class StopRequest:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let a signal end the block by raising ``Interrupted``; it may have come before."""
+        """
+        Let a signal end the block by raising ``Interrupted``; it may have come before.
+
+        An exception raised inside a callback from C, such as LLVM's, is lost there: so it is
+        raised again and again until the block has ended, and whatever error the loss led to
+        gives way to it.
+        """
         self._may_raise = True
         try:
             if self.requested:
                 raise Interrupted
             yield
+        except Exception:
+            if self.requested:
+                raise Interrupted from None
+            raise
         finally:
             self._may_raise = False
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _handle(self, _number, _frame) -> None:
         self.requested = True
         if self._may_raise:
-            self._may_raise = False
+            signal.setitimer(signal.ITIMER_REAL, RETRY_S)
             raise Interrupted
+
+
+def _hide_interruption(lost) -> None:
+    """Report what Python could not raise, except for an interruption, which comes again."""
+    if lost.exc_type is not Interrupted:
+        sys.__unraisablehook__(lost)
 
 
 def run_node(module: str, class_name: str) -> int:
