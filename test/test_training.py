@@ -1,5 +1,7 @@
 """The network as trained and the policy as run are the same function."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,19 @@ def test_training_caches_never_hold_more_than_their_capacity_and_keep_time_order
             assert retained == sorted(set(retained))
             assert all(frame < t for frame in retained)
             assert not count or retained[-1] == t - 1
+
+
+def test_an_interrupted_training_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path):
+    """Films are kept, and the optimizer goes on from its saved moments."""
+    pytest.importorskip('torch', reason='PyTorch is needed to train')
+    from vla_edge_ros.lab.train.train import train, TrainSettings
+
+    settings = TrainSettings(
+        streams=6, validation=2, frames=3, steps=4, batch=2, save_every=3, seed=3)
+    arguments = (tmp_path / 'films', 'cpu', 1)
+    train(settings, tmp_path / 'straight', *arguments)
+    # The state of step 3 is still there: the second run takes up from it.
+    train(settings, tmp_path / 'resumed', *arguments)
+    straight = (tmp_path / 'straight' / 'model.safetensors').read_bytes()
+    assert (tmp_path / 'resumed' / 'model.safetensors').read_bytes() == straight
+    assert json.loads((tmp_path / 'resumed' / 'training.json').read_text())['first_step'] == 3

@@ -225,7 +225,7 @@ class Policy:
 
     def memory_plan(self) -> list[Buffer]:
         """Return every buffer of the engine: name, shape, dtype, bytes."""
-        return self.transformer.memory_plan()
+        return self.transformer.memory_plan() + self._vision.memory_plan()
 
 
 def _vision_weights(config: PolicyConfig, tensors: dict) -> dict[str, np.ndarray]:

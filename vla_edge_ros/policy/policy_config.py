@@ -128,7 +128,8 @@ class PolicyConfig:
         try:
             raw = json.loads(path.read_text(encoding='utf-8'))
         except FileNotFoundError:
-            raise WeightsError('policy', 'must be a folder with a config.json', str(folder)) from None
+            rule = 'must be a folder with a config.json'
+            raise WeightsError('policy', rule, str(folder)) from None
         except (OSError, ValueError) as error:
             raise WeightsError('config.json', 'must be readable JSON', str(error)) from None
         return cls.from_dict(raw)

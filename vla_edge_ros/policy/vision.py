@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 
 from vla_edge_ros.errors import ShapeError
+from vla_edge_ros.kernels.memory_plan import allocate, Buffer
 from vla_edge_ros.policy.policy_config import PolicyConfig
 
 _LAYER_NORM_EPS = 1e-5  # the default of torch.nn.LayerNorm, with which the weights are trained
@@ -72,11 +73,20 @@ class VisionEncoder:
         self._positions = sincos_positions(
             config.patch_rows, config.patch_columns, config.vision_hidden_size)
         patches, width = self._positions.shape
-        self._x = np.empty((patches, width), np.float32)
-        self._branch = np.empty((patches, width), np.float32)
-        self._gate = np.empty((patches, config.vision_intermediate_size), np.float32)
-        self._up = np.empty_like(self._gate)
-        self._tokens = np.empty((patches + 1, config.transformer.hidden_size), np.float32)
+        inner, hidden = config.vision_intermediate_size, config.transformer.hidden_size
+        self._plan = [
+            Buffer('vision.x', (patches, width), 'float32'),
+            Buffer('vision.branch', (patches, width), 'float32'),
+            Buffer('vision.gate', (patches, inner), 'float32'),
+            Buffer('vision.up', (patches, inner), 'float32'),
+            Buffer('vision.tokens', (patches + 1, hidden), 'float32'),
+        ]
+        self._x, self._branch, self._gate, self._up, self._tokens = allocate(self._plan).values()
+
+    def memory_plan(self) -> list[Buffer]:
+        """Return the packed weights and every buffer: name, shape, dtype, bytes."""
+        weights = [Buffer(name, w.shape, str(w.dtype)) for name, w in self._weights.items()]
+        return weights + self._plan
 
     def preprocess(self, image: np.ndarray) -> np.ndarray:
         """

@@ -7,7 +7,7 @@ an interrupted run goes on from its last saved state.
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 import json
 import os
 from pathlib import Path
@@ -29,19 +29,21 @@ LABEL_SIGMA_BINS = 2.5  # targets are Gaussians over bins: near misses are nearl
 TOKEN_NOISE_BINS = 3.0  # fed-back tokens are jittered, as the policy's own will be off
 EARLY_TOKEN_WEIGHTS = (2.0, 2.0, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0)
 HISTORY_POOL = 4096
-VALIDATION_STREAMS = 512
+VALIDATION_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
     """Size of a training run; ``learning_rate`` is the peak of a cosine with warm-up."""
 
-    streams: int
-    frames: int
-    steps: int
-    batch: int
-    learning_rate: float
-    seed: int
+    streams: int = 30_000
+    validation: int = 512
+    frames: int = 16
+    steps: int = 9_000
+    batch: int = 64
+    learning_rate: float = 2e-3
+    save_every: int = 500
+    seed: int = 0
 
 
 def transformer_section() -> dict:
@@ -197,6 +199,8 @@ def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: 
     from vla_edge_ros.lab.train import checkpoint
     from vla_edge_ros.lab.train.model import PolicyNetwork
 
+    if device == 'auto':
+        device = 'cuda' if torch.cuda.is_available() else 'cpu'
     started = time.monotonic()
     torch.manual_seed(settings.seed)
     config = default_config()
@@ -209,7 +213,7 @@ def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: 
 
     columns = [*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn()]
     with Progress(*columns) as progress:
-        total = settings.streams + VALIDATION_STREAMS
+        total = settings.validation + settings.streams
         task = progress.add_task('film streams', total=total)
         shards = []
         seed_base = settings.seed * 10_000_000
@@ -227,7 +231,7 @@ def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: 
         for step in range(first, settings.steps):
             rng = np.random.default_rng([settings.seed, step])
             generator.manual_seed(settings.seed * 1_000_003 + step)
-            rows = rng.integers(VALIDATION_STREAMS, data.count, settings.batch)
+            rows = rng.integers(settings.validation, data.count, settings.batch)
             stream, targets = data.batch(rows, rng)
             for group in optimizer.param_groups:
                 group['lr'] = _learning_rate(settings, step)
@@ -244,14 +248,13 @@ def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: 
                     task, completed=step, description=f'loss {loss.item():.3f} off {bins} bins')
             if step % 200 == 0 and not progress.console.is_terminal:
                 progress.console.print(f'step {step} loss {loss.item():.3f} bins off {bins}')
-            if (step + 1) % 500 == 0:
+            if (step + 1) % settings.save_every == 0:
                 checkpoint.save(state, step + 1, network, optimizer)
         progress.update(task, completed=settings.steps)
 
     figures = {
         'validation_bins_off': _validate(network, data, settings),
-        'frames': settings.streams * settings.frames,
-        'steps': settings.steps, 'batch_streams': settings.batch, 'seed': settings.seed,
+        'settings': asdict(settings), 'first_step': first,
         'seconds': round(time.monotonic() - started, 1), 'device': device,
         'environment': environment_record(),
     }
@@ -283,8 +286,8 @@ def _validate(network, data: StreamSet, settings: TrainSettings) -> list[float]:
     errors = []
     rng = np.random.default_rng(settings.seed)
     with torch.no_grad():
-        for start in range(0, VALIDATION_STREAMS, 64):
-            rows = np.arange(start, start + 64)
+        for start in range(0, settings.validation, VALIDATION_BATCH):
+            rows = np.arange(start, min(start + VALIDATION_BATCH, settings.validation))
             stream, targets = data.batch(rows, rng)
             logits = network(stream, standardised(stream.images, data.config))
             errors.append(soft_cross_entropy(logits, targets, data.config.bins)[1])
@@ -296,12 +299,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--out', type=Path, default=Path('out/policy'), help='checkpoint folder')
     parser.add_argument('--work', type=Path, default=Path('out/train'),
                         help='films and resumable state')
-    parser.add_argument('--streams', type=int, default=24_000, help='training films')
-    parser.add_argument('--frames', type=int, default=16, help='frames a film')
-    parser.add_argument('--steps', type=int, default=8_000, help='optimizer steps')
-    parser.add_argument('--batch', type=int, default=64, help='films a step')
-    parser.add_argument('--learning-rate', type=float, default=2e-3)
-    parser.add_argument('--seed', type=int, default=0)
+    helps = {
+        'streams': 'films to train on', 'validation': 'films kept apart',
+        'frames': 'frames a film', 'steps': 'optimizer steps', 'batch': 'films a step',
+        'learning_rate': 'peak of the schedule', 'save_every': 'steps between saved states',
+        'seed': 'equal seeds give equal films and batches',
+    }
+    for field in fields(TrainSettings):
+        parser.add_argument(
+            '--' + field.name.replace('_', '-'), type=field.type, default=field.default,
+            help=f'{helps[field.name]} (default: {field.default})')
     parser.add_argument('--device', choices=['auto', 'cpu', 'cuda'], default='auto')
     parser.add_argument('--workers', type=int, default=os.cpu_count() or 1,
                         help='processes that film')
@@ -309,20 +316,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``vla-edge train``."""
-    for name in ('streams', 'frames', 'steps', 'batch', 'workers'):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f'--{name}', 'must be >= 1', getattr(arguments, name))
-    device = arguments.device
-    if device == 'auto':
-        try:
-            import torch
-            device = 'cuda' if torch.cuda.is_available() else 'cpu'
-        except ImportError:
-            device = 'cpu'
-    settings = TrainSettings(
-        arguments.streams, arguments.frames, arguments.steps, arguments.batch,
-        arguments.learning_rate, arguments.seed)
-    figures = train(settings, arguments.out, arguments.work, device, arguments.workers)
+    settings = TrainSettings(**{
+        field.name: getattr(arguments, field.name) for field in fields(TrainSettings)})
+    for name, value in [*asdict(settings).items(), ('workers', arguments.workers)]:
+        if name != 'seed' and not value > 0:
+            raise ConfigError('--' + name.replace('_', '-'), 'must be > 0', value)
+    if settings.seed < 0:
+        raise ConfigError('--seed', 'must be >= 0', settings.seed)
+    figures = train(settings, arguments.out, arguments.work, arguments.device, arguments.workers)
     print(f'wrote {arguments.out}; bins off on unseen films: {figures["validation_bins_off"]}')
     return 0
 
