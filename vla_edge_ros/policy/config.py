@@ -109,7 +109,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
-        raise ConfigError('config', f'must be a readable JSON file ({error})', str(path)) from error
+        rule = f'must be a readable JSON file ({error})'
+        raise ConfigError('config', rule, str(path)) from error
     if not isinstance(values, dict):
         raise ConfigError('config', 'must hold a JSON object', str(path))
     return values

@@ -69,7 +69,8 @@ def _read_file(path: Path):
         raise WeightsError('checkpoint', rule, str(path)) from error
     for name, entry in entries:
         if entry['dtype'] not in _DTYPES:
-            raise WeightsError(f'{name} dtype', f'must be one of {", ".join(_DTYPES)}', entry['dtype'])
+            rule = f'must be one of {", ".join(_DTYPES)}'
+            raise WeightsError(f'{name} dtype', rule, entry['dtype'])
         flat = np.frombuffer(entry['data'], dtype=_DTYPES[entry['dtype']])
         tensor = flat.reshape(entry['shape'])
         yield name, tensor.astype(np.float32) if entry['dtype'] == 'F16' else tensor

@@ -57,7 +57,8 @@ def generate_stream(world: World, seed: int, shape: StreamShape) -> dict[str, np
     if rng.random() < _SWITCH_PROBABILITY:
         switch = int(rng.integers(1, shape.frames))
     prompt_index = (np.arange(shape.frames) >= switch).astype(np.int64)
-    chased = int(first) if rng.random() < _SAME_TARGET_PROBABILITY else int(rng.integers(len(names)))
+    same = rng.random() < _SAME_TARGET_PROBABILITY
+    chased = int(first) if same else int(rng.integers(len(names)))
     noise = rng.normal(0.0, _NOISE_SPEED, 2)
     noise_scale = rng.choice([0.3, 1.0, 2.0])
 

@@ -185,7 +185,7 @@ class PolicyNetwork(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def frame_tokens(self, images: torch.Tensor, proprioception: torch.Tensor) -> torch.Tensor:
-        """Turn images (float, standardised, [..., h, w, 3]) into frame tokens [..., 32, hidden]."""
+        """Turn standardised images [..., h, w, 3] into frame tokens [..., slots, hidden]."""
         c = self.config
         p = c.patch_size
         x = images.unflatten(-3, (c.patch_rows, p)).unflatten(-2, (c.patch_columns, p))

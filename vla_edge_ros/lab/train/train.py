@@ -19,7 +19,11 @@ from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.lab.train.dataset import collect, sample_histories, StreamShape
 from vla_edge_ros.lab.train.tokenizer import (
-    BEGIN_TOKEN, build_tokenizer, save_tokenizer, TEXT_TOKENS)
+    BEGIN_TOKEN,
+    build_tokenizer,
+    save_tokenizer,
+    TEXT_TOKENS,
+)
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.sim.scene import WORKSPACE_X, WORKSPACE_Y
