@@ -6,9 +6,10 @@ rank: ``rotated_keys [layers, kv_heads, panels, head_dim, PANEL]``, one panel pe
 ranks, so that scores are the same tile product as a linear layer. Values are read from the
 cache through ``order``, the slot of every rank.
 
-The workspace cannot be stale: every write to a slot raises ``slot_writes[slot]``, and a rank
-counts as held only while both its slot and that counter are what they were when it was rotated
-(:func:`rotate_context`). Whatever else changed in between, wrong ranks are rotated again.
+The workspace cannot be stale. A call first rotates the ranks of its context that
+``held_slots`` says are of another slot (:func:`rotate_context`); then it writes its new slots,
+none of which is in the context, together with their ranks; then it holds exactly the ranks it
+used. So a slot's key changes only where its rank is rotated with it or is no longer held.
 """
 
 import math
@@ -45,15 +46,11 @@ def _rotate_key(key, cosine, sine, rotated_keys, rank):
 @njit(cache=True, nogil=True)
 def rotate_context(buffers, ranks):
     """Make ranks 0..``ranks`` - 1 of the workspace match ``order``; keep those still right."""
-    order, held_slots, held_writes = buffers.order, buffers.held_slots, buffers.held_writes
+    order, held_slots = buffers.order, buffers.held_slots
     layers, _, heads, _ = buffers.keys.shape
+    held = min(ranks, buffers.num_held[0])
     first = 0
-    held = buffers.num_held[0]
-    while (
-        first < min(ranks, held)
-        and held_slots[first] == order[first]
-        and held_writes[first] == buffers.slot_writes[order[first]]
-    ):
+    while first < held and held_slots[first] == order[first]:
         first += 1
     for layer in range(layers):
         for head in range(heads):
@@ -61,23 +58,15 @@ def rotate_context(buffers, ranks):
             for rank in range(first, ranks):
                 key = buffers.keys[layer, order[rank], head]
                 _rotate_key(key, buffers.cosine[rank], buffers.sine[rank], target, rank)
-    _hold(buffers, first, ranks)
+    hold(buffers, first, ranks)
 
 
 @njit(cache=True, nogil=True)
-def _hold(buffers, first, ranks):
+def hold(buffers, first, ranks):
+    """Note that the workspace holds ``ranks`` ranks, those from ``first`` on anew."""
     for rank in range(first, ranks):
         buffers.held_slots[rank] = buffers.order[rank]
-        buffers.held_writes[rank] = buffers.slot_writes[buffers.order[rank]]
     buffers.num_held[0] = ranks
-
-
-@njit(cache=True, nogil=True)
-def hold_new(buffers, first, ranks):
-    """Count the writes to the slots of the new ranks, and the ranks as held."""
-    for rank in range(first, ranks):
-        buffers.slot_writes[buffers.order[rank]] += 1
-    _hold(buffers, first, ranks)
 
 
 @njit(cache=True, nogil=True, fastmath=FAST_SUMS)

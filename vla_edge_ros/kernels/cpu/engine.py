@@ -9,7 +9,7 @@ from numba import njit
 import numpy as np
 
 from vla_edge_ros.kernels.bfloat16 import convert, to_float32
-from vla_edge_ros.kernels.cpu.attention import attend, hold_new, rotate_context, store_heads
+from vla_edge_ros.kernels.cpu.attention import attend, hold, rotate_context, store_heads
 from vla_edge_ros.kernels.cpu.elementwise import rms_norm_row, swiglu_row
 from vla_edge_ros.kernels.cpu.layout import Buffers, buffer_plan, weight_plan, Weights
 from vla_edge_ros.kernels.cpu.linear import multiply, pack_linear
@@ -75,7 +75,7 @@ def _forward(weights, buffers, rows, first, layer_outputs):
             for row in range(rows):
                 for i in range(hidden):
                     layer_outputs[layer, row, i] = b.residual[row, i]
-    hold_new(b, first, first + rows)
+    hold(b, first, first + rows)
     _norm_rows(b.residual, weights.final_norm, weights.eps, rows, b.hidden)
 
 

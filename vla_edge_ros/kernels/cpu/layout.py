@@ -31,9 +31,7 @@ class Buffers(NamedTuple):
     values: np.ndarray  # [layers, kv_heads, slots, padded(head_dim)]
     rotated_keys: np.ndarray  # [layers, kv_heads, panels(slots), head_dim, PANEL], by rank
     order: np.ndarray  # int32 [slots], slot of each rank
-    slot_writes: np.ndarray  # int64 [slots]
     held_slots: np.ndarray  # int32 [slots], slot each workspace rank was rotated from
-    held_writes: np.ndarray  # int64 [slots], its write counter then
     num_held: np.ndarray  # int64 [1]
     cosine: np.ndarray  # [slots, head_dim / 2]
     sine: np.ndarray  # [slots, head_dim / 2]
@@ -94,9 +92,7 @@ def buffer_plan(config, slots: int, tokens: int) -> list[Buffer]:
         Buffer('values', (layers, kv_heads, slots, value_dim), f32),
         Buffer('rotated_keys', (layers, kv_heads, *_panels(slots, head_dim)), f32),
         Buffer('order', (slots,), 'int32'),
-        Buffer('slot_writes', (slots,), 'int64'),
         Buffer('held_slots', (slots,), 'int32'),
-        Buffer('held_writes', (slots,), 'int64'),
         Buffer('num_held', (1,), 'int64'),
         Buffer('cosine', (slots, head_dim // 2), f32),
         Buffer('sine', (slots, head_dim // 2), f32),
