@@ -8,6 +8,7 @@ from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.sim import rendering
 from vla_edge_ros.sim.video import render_video, StateLog
 from vla_edge_ros.sim.world import World
+from vla_edge_ros.telemetry.trace import COLUMNS
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -26,7 +27,9 @@ def run(tmp_path_factory):
         log.append(START_NS + world.time_ns, world.get_state(), 'go' if frame < 30 else 'stop')
         if frame % 2 == 0:
             rows.append({
-                'tick': frame // 2, 'published_ns': START_NS + world.time_ns + 9_000_000,
+                **{name: '' for name, _, _ in COLUMNS},
+                'tick': frame // 2, 'published_ns': world.time_ns + 9_000_000,
+                'action_stamp_ns': START_NS + world.time_ns + 9_000_000,
                 'decision': 'full', 'reason': 'admitted', 'cause': 'fresh',
                 'observation_age_ms': '' if frame == 0 else 25.0,
             })
@@ -56,6 +59,8 @@ def test_film_lasts_as_long_as_the_run(run):
     pictures = [film.read()[1].astype(int) for _ in range(11)]
     assert pictures[0].shape == (480, 640, 3)
     assert np.abs(pictures[10] - pictures[0])[50:400].max() > 60
+    green = [(np.abs(p[448:478] - [90, 170, 70]).max(axis=2) < 30).sum() for p in pictures]
+    assert green[0] == 0 and green[2] < green[10]  # one bar a tick, once it has happened
 
 
 @pytest.mark.parametrize('suffix', ['gif', 'webp'])
@@ -71,6 +76,14 @@ def test_animation_is_written(run, suffix):
 def test_bad_value_is_refused(tmp_path, name, fps, field):
     with pytest.raises(ConfigError, match=field):
         render_video(tmp_path / 'states.npz', tmp_path / 'trace.csv', tmp_path / name, fps)
+
+
+@pytest.mark.parametrize('content', [None, b'no archive'])
+def test_unreadable_log_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / 'states.npz').write_bytes(content)
+    with pytest.raises(ConfigError, match='must be a readable state log'):
+        render_video(tmp_path / 'states.npz', tmp_path / 'trace.csv', tmp_path / 'film.mp4')
 
 
 def test_empty_log_is_refused(tmp_path):

@@ -1,10 +1,9 @@
 """Films of the robot: states logged while it runs, drawn afterwards beside the trace."""
 
-from bisect import bisect_right
 from collections.abc import Iterator
-import csv
 import math
 from pathlib import Path
+from zipfile import BadZipFile
 
 import cv2
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.sim.world import VIDEO_SIZE, World
+from vla_edge_ros.telemetry.trace import read_trace
 
 CAUSE_COLOURS = {
     'fresh': (70, 170, 90),
@@ -23,6 +23,7 @@ OTHER_COLOUR = (205, 60, 60)
 PANEL_COLOUR = (24, 27, 32)
 TEXT_COLOUR = (240, 240, 240)
 STRIP_TICKS = 128
+STRIP_HEIGHT = 30
 STRIP_FULL_MS = 200.0
 """Observation age that fills the strip's height, ms."""
 
@@ -79,7 +80,8 @@ def render_video(
     Raises
     ------
     ConfigError
-        The log is empty, ``fps`` is out of range, or the suffix is unknown.
+        Log or trace cannot be read, the log is empty, ``fps`` is out of range, or the suffix is
+        unknown.
     BackendUnavailable
         There is no GL.
 
@@ -89,23 +91,24 @@ def render_video(
         raise ConfigError('fps', 'must be in 1..60', fps)
     if out_path.suffix not in ('.mp4', '.gif', '.webp'):
         raise ConfigError('out_path', 'must end in .mp4, .gif or .webp', str(out_path))
-    with np.load(state_log_path, allow_pickle=False) as log:
-        arrays = dict(log)
+    try:
+        with np.load(state_log_path, allow_pickle=False) as log:
+            arrays = dict(log)
+    except (OSError, ValueError, BadZipFile) as error:
+        rule = f'must be a readable state log ({error})'
+        raise ConfigError('state_log_path', rule, str(state_log_path)) from None
     if not len(arrays['stamps_ns']):
         raise ConfigError('state_log_path', 'must hold at least one state', str(state_log_path))
-    with open(trace_path, newline='', encoding='utf-8') as file:
-        rows = [row for row in csv.DictReader(file) if row['published_ns']]
-    pictures = _draw_pictures(arrays, rows, fps)
+    pictures = _draw_pictures(arrays, read_trace(trace_path), fps)
     if out_path.suffix == '.mp4':
         return _write_mp4(pictures, out_path, fps)
     return _write_animation(pictures, out_path, fps)
 
 
 def _draw_pictures(
-    log: dict[str, np.ndarray], rows: list[dict[str, str]], fps: float
+    log: dict[str, np.ndarray], trace: dict[str, np.ndarray], fps: float
 ) -> Iterator[np.ndarray]:
     stamps_ns = log['stamps_ns']
-    published_ns = [int(row['published_ns']) for row in rows]
     world = World()
     try:
         count = 1 + int((stamps_ns[-1] - stamps_ns[0]) / NS_PER_S * fps)
@@ -113,49 +116,44 @@ def _draw_pictures(
             index = int(np.searchsorted(stamps_ns, time_ns, side='right')) - 1
             world.set_state(log['states'][index])
             picture = world.render_video()
-            past = rows[:bisect_right(published_ns, time_ns)]
             sentence = str(log['instructions'][log['instruction_indices'][index]])
-            _annotate(picture, sentence, past[-STRIP_TICKS:])
+            ticks = int(np.searchsorted(trace['action_stamp_ns'], time_ns, side='right'))
+            _annotate(picture, sentence, trace, ticks)
             yield picture
     finally:
         world.close()
 
 
-def _annotate(picture: np.ndarray, sentence: str, rows: list[dict[str, str]]) -> None:
-    """Draw the instruction above, the newest tick and a strip of observation ages below."""
+def _annotate(
+    picture: np.ndarray, sentence: str, trace: dict[str, np.ndarray], ticks: int
+) -> None:
+    """Draw the sentence above; below, the last of ``ticks`` ticks and a strip of their ages."""
     height, width = picture.shape[:2]
     cv2.rectangle(picture, (0, 0), (width, 40), PANEL_COLOUR, -1)
     _write(picture, f'"{sentence}"', (14, 27), 0.65)
     top = height - 62
     cv2.rectangle(picture, (0, top), (width, height), PANEL_COLOUR, -1)
-    pitch = width // STRIP_TICKS
-    for position, row in enumerate(rows):
-        age_ms = _age_ms(row)
-        bar = 30.0 if math.isnan(age_ms) else 30.0 * min(age_ms / STRIP_FULL_MS, 1.0)
-        left = width - pitch * (len(rows) - position)
-        corner = (left + pitch - 2, height - 2 - int(bar))
-        cv2.rectangle(picture, (left, height - 2), corner, _cause_colour(row), -1)
-    if not rows:
+    if not ticks:
         _write(picture, 'no tick yet', (14, top + 20), 0.5)
         return
-    newest = rows[-1]
-    cv2.rectangle(picture, (14, top + 8), (26, top + 20), _cause_colour(newest), -1)
-    age_ms = _age_ms(newest)
+    pitch = width // STRIP_TICKS
+    for tick in range(max(0, ticks - STRIP_TICKS), ticks):
+        bar = STRIP_HEIGHT * np.clip(trace['observation_age_ms'][tick] / STRIP_FULL_MS, 0.0, 1.0)
+        left = width - pitch * (ticks - tick)
+        corner = (left + pitch - 2, height - 2 - int(np.nan_to_num(bar, nan=STRIP_HEIGHT)))
+        cv2.rectangle(picture, (left, height - 2), corner, _cause_colour(trace, tick), -1)
+    newest = ticks - 1
+    cv2.rectangle(picture, (14, top + 8), (26, top + 20), _cause_colour(trace, newest), -1)
+    age_ms = trace['observation_age_ms'][newest]
     age = 'no observation' if math.isnan(age_ms) else f'observation {age_ms:.0f} ms old'
-    _write(
-        picture,
-        f'tick {newest["tick"]}   {newest["decision"]} ({newest["reason"]})'
-        f'   action: {newest["cause"]}   {age}',
-        (34, top + 19), 0.47,
-    )
+    number, decision, reason, cause = (
+        trace[name][newest] for name in ('tick', 'decision', 'reason', 'cause'))
+    text = f'tick {number}   {decision} ({reason})   action: {cause}   {age}'
+    _write(picture, text, (34, top + 19), 0.47)
 
 
-def _cause_colour(row: dict[str, str]) -> tuple[int, int, int]:
-    return CAUSE_COLOURS.get(row['cause'], OTHER_COLOUR)
-
-
-def _age_ms(row: dict[str, str]) -> float:
-    return float(row['observation_age_ms'] or 'nan')
+def _cause_colour(trace: dict[str, np.ndarray], tick: int) -> tuple[int, int, int]:
+    return CAUSE_COLOURS.get(str(trace['cause'][tick]), OTHER_COLOUR)
 
 
 def _write(picture: np.ndarray, text: str, origin: tuple[int, int], scale: float) -> None:
