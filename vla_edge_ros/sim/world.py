@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import math
-from typing import Any
 
 import numpy as np
 
@@ -250,7 +249,7 @@ def object_index(colour: str) -> int:
         There is no cube of that colour.
 
     """
-    names: list[Any] = list(COLOURS)
+    names = list(COLOURS)
     if colour not in names:
         raise ConfigError('colour', f'must be one of {", ".join(names)}', colour)
     return names.index(colour)
