@@ -6,18 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vla_edge_ros.nodes import camera, engine, reasoning, realtime, simulator
+from vla_edge_ros.lab.parameter_table import node_parameters
+from vla_edge_ros.nodes import simulator
 from vla_edge_ros.parameters import describe, from_mapping
 
 ROOT = Path(__file__).resolve().parent.parent
-SETS = {
-    'camera_node': (camera.CameraParameters, camera.FrameBufferParameters),
-    'reasoning_node': (
-        reasoning.ReasoningParameters, engine.PolicyParameters, camera.FrameBufferParameters,
-        realtime.RealtimeParameters, *reasoning.LIVE_SETS,
-    ),
-    'sim_node': (simulator.SimulatorParameters,),
-}
+SETS = node_parameters()
 
 
 @pytest.mark.parametrize('path', sorted((ROOT / 'config').glob('*.yaml')), ids=lambda p: p.name)

@@ -201,6 +201,13 @@ def test_an_unknown_parameter_is_one_line_and_exit_code_1(environment, node):
     assert 'Traceback' not in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+def test_wrong_ros_arguments_are_one_line_and_exit_code_1(environment):
+    command = node_command('camera_node', '--params-file', '/nowhere.yaml')
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and '/nowhere.yaml' in done.stderr
+    assert 'Traceback' not in done.stderr
+
+
 def test_a_missing_checkpoint_is_one_error_and_the_node_stays_configurable(start, environment):
     child = start('reasoning_node', node_command(
         'reasoning_node', autostart=True, policy='/nowhere'), environment)

@@ -88,8 +88,6 @@ class CameraNode(Node):
 
     """
 
-    finished = False
-
     def __init__(
         self, interruptible: Callable[[], AbstractContextManager] = nullcontext, **options
     ):

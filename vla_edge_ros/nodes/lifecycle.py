@@ -41,8 +41,6 @@ class ManagedNode(LifecycleNode):
 
     """
 
-    finished = False
-
     def __init__(
         self,
         name: str,

@@ -78,18 +78,18 @@ def _hide_interruption(lost) -> None:
 
 def run_node(module: str, class_name: str) -> int:
     """
-    Run one node until a signal comes or the node is done.
+    Run one node until a signal comes.
 
     Parameters
     ----------
     module, class_name : str
-        Where the node's class lives. It is built as ``cls(interruptible)``, offers ``close()``
-        to join its threads and ``finished`` to end by itself.
+        Where the node's class lives. It is built as ``cls(interruptible)`` and offers ``close()``,
+        which joins its threads and gives everything back.
 
     Returns
     -------
     int
-        Exit code: 0 after a signal or a finished node, 1 when the node could not be built.
+        Exit code: 0 after a signal, 1 when the node could not be built.
 
     """
     stop = StopRequest()
@@ -110,7 +110,11 @@ def run_node(module: str, class_name: str) -> int:
     # Leaving the stack runs bottom up and in full, whatever fails; the order matters: shutting
     # rclpy down under a running executor or thread aborts the process.
     with ExitStack() as stack:
-        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+        try:
+            rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+        except RuntimeError as error:
+            print(f'{class_name}: wrong ROS arguments: {error}', file=sys.stderr)
+            return 1
         stack.callback(rclpy.try_shutdown)
         try:
             node = node_class(stop.interruptible)
@@ -120,7 +124,7 @@ def run_node(module: str, class_name: str) -> int:
             stack.callback(node.close)
             stack.callback(stop.ignore_further)
             executor.add_node(node)
-            while not (stop.requested or node.finished):
+            while not stop.requested:
                 executor.spin_once(timeout_sec=SPIN_TIMEOUT_S)
         except Interrupted:
             pass

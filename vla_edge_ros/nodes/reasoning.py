@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 import gc
+import math
 import sys
 import traceback
 
@@ -266,7 +267,8 @@ class ReasoningNode(ManagedNode):
             self._observations.publish(observation_reference(
                 result.action_stamp_ns, result.observation_stamp_ns or 0, result.cause.value
             ))
-            self._ages_ms.append(result.observation_age_ms)
+            if not math.isnan(result.observation_age_ms):
+                self._ages_ms.append(result.observation_age_ms)
         if self._trace is not None:
             self._trace.record(result)
         if result.error is not None:
@@ -382,8 +384,8 @@ class ReasoningNode(ManagedNode):
             policy_error=self._policy_error,
         )
         if ages_ms:
-            values['observation_age_p50_ms'] = round(float(np.nanpercentile(ages_ms, 50)), 3)
-            values['observation_age_max_ms'] = round(float(np.nanmax(ages_ms)), 3)
+            values['observation_age_p50_ms'] = round(float(np.percentile(ages_ms, 50)), 3)
+            values['observation_age_max_ms'] = round(max(ages_ms), 3)
         if new_fallbacks > 0:
             return WARN, f'{new_fallbacks} fallbacks, last: {last.reason.value}', values
         return OK, 'active', values

@@ -112,8 +112,6 @@ class SimulatorNode(Node):
 
     """
 
-    finished = False
-
     def __init__(
         self,
         interruptible: Callable[[], AbstractContextManager] = nullcontext,
