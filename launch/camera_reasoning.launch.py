@@ -25,6 +25,7 @@ def generate_launch_description() -> LaunchDescription:
         'namespace': ('', 'Namespace of both nodes and all relative topics'),
         'image_topic': ('camera/image_raw', 'Raw image topic; compressed adds /compressed'),
         'joint_states_topic': ('joint_states', 'Joint positions of the robot'),
+        'instruction_topic': ('instruction', 'What to do'),
         'action_topic': ('action', 'Where the commands go'),
         'autostart': ('true', 'Configure and activate at once; false leaves it to a manager'),
         'use_sim_time': ('false', 'Follow /clock'),
@@ -61,8 +62,8 @@ def generate_launch_description() -> LaunchDescription:
                 parameters, use_sim_time, {'autostart': LaunchConfiguration('autostart')},
             ],
             remappings=[
-                ('joint_states', LaunchConfiguration('joint_states_topic')),
-                ('action', LaunchConfiguration('action_topic')),
+                (name, LaunchConfiguration(f'{name}_topic'))
+                for name in ('joint_states', 'instruction', 'action')
             ],
             **common,
         ),

@@ -12,51 +12,27 @@ from launch import LaunchDescription
 from launch.actions import (
     DeclareLaunchArgument,
     ExecuteProcess,
+    IncludeLaunchDescription,
     RegisterEventHandler,
-    SetEnvironmentVariable,
     Shutdown,
 )
-from launch.substitutions import EnvironmentVariable, LaunchConfiguration
-from launch_ros.actions import LifecycleNode, Node
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+from launch.substitutions import LaunchConfiguration
 from launch_ros.event_handlers import OnStateTransition
 
-PACKAGE = 'vla_edge_ros'
 CLOCK_HZ = '200'
 
 
 def generate_launch_description() -> LaunchDescription:
     """Return the description."""
-    config = os.path.join(get_package_share_directory(PACKAGE), 'config')
-    profile = os.path.join(config, 'fastdds_large_images.xml')
-    arguments = {
-        'params_file': (os.path.join(config, 'tiny.yaml'), 'Parameters of both nodes'),
+    share = get_package_share_directory('vla_edge_ros')
+    passed_on = {
+        'params_file': (os.path.join(share, 'config', 'tiny.yaml'), 'Parameters of both nodes'),
         'image_topic': ('camera/image_raw', 'Raw image topic in the bag'),
         'joint_states_topic': ('joint_states', 'Joint state topic in the bag'),
         'instruction_topic': ('instruction', 'Instruction topic in the bag'),
         'action_topic': ('replay/action', 'Where the commands go, apart from recorded ones'),
-        'rate': ('1.0', 'Speed of the replay'),
     }
-    parameters = [LaunchConfiguration('params_file'), {'use_sim_time': True}]
-    camera = Node(
-        package=PACKAGE,
-        executable='camera_node',
-        name='camera_node',
-        output='screen',
-        parameters=parameters,
-        remappings=[('camera/image_raw', LaunchConfiguration('image_topic'))],
-    )
-    reasoning = LifecycleNode(
-        package=PACKAGE,
-        executable='reasoning_node',
-        name='reasoning_node',
-        namespace='',
-        output='screen',
-        parameters=[*parameters, {'autostart': True}],
-        remappings=[
-            (name, LaunchConfiguration(f'{name}_topic'))
-            for name in ('joint_states', 'instruction', 'action')
-        ],
-    )
     play = ExecuteProcess(
         cmd=[
             'ros2', 'bag', 'play', LaunchConfiguration('bag'),
@@ -67,20 +43,20 @@ def generate_launch_description() -> LaunchDescription:
     )
     return LaunchDescription([
         DeclareLaunchArgument('bag', description='The recording, a folder or an mcap file'),
+        DeclareLaunchArgument('rate', default_value='1.0', description='Speed of the replay'),
         *(
             DeclareLaunchArgument(name, default_value=default, description=text)
-            for name, (default, text) in arguments.items()
+            for name, (default, text) in passed_on.items()
         ),
-        # Jazzy's Fast DDS reads the first, Kilted's the second; a profile already set stays.
-        *(
-            SetEnvironmentVariable(name, EnvironmentVariable(name, default_value=profile))
-            for name in ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+        # The reasoning node is the only one with a lifecycle.
+        RegisterEventHandler(OnStateTransition(goal_state='active', entities=[play])),
+        IncludeLaunchDescription(
+            PythonLaunchDescriptionSource(
+                os.path.join(share, 'launch', 'camera_reasoning.launch.py')
+            ),
+            launch_arguments=[
+                ('use_sim_time', 'true'),
+                *((name, LaunchConfiguration(name)) for name in passed_on),
+            ],
         ),
-        RegisterEventHandler(
-            OnStateTransition(
-                target_lifecycle_node=reasoning, goal_state='active', entities=[play]
-            )
-        ),
-        camera,
-        reasoning,
     ])
