@@ -190,7 +190,7 @@ def test_signal_while_starting_ends_the_demo_with_code_0(tmp_path, number):
         [sys.executable, '-m', 'vla_edge_ros.cli', 'demo', '--out', str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     until = time.monotonic() + 30.0
-    while not (tmp_path / 'sim_node.log').exists():
+    while not (tmp_path / 'log' / 'camera_node.log').exists():
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.01)
     children = psutil.Process(process.pid).children(recursive=True)

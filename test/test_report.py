@@ -62,10 +62,12 @@ def test_page_holds_four_pictures_and_loads_nothing(trace, tmp_path):
         assert f'>{name}<' in text
 
 
-def test_page_links_the_film_beside_it(trace, tmp_path):
+@pytest.mark.parametrize(
+    ('name', 'tag'), [('a.mp4', 'video'), ('a.gif', 'img'), ('a.webp', 'img')])
+def test_page_links_the_film_beside_it(trace, tmp_path, name, tag):
     page = tmp_path / 'report.html'
-    write_report(page, SUMMARY, trace, tmp_path / 'robot.mp4')
-    assert '<video src="robot.mp4"' in page.read_text()
+    write_report(page, SUMMARY, trace, tmp_path / name)
+    assert f'<{tag} src="{name}"' in page.read_text()
 
 
 def test_pictures_are_well_formed_and_equal_for_equal_runs(trace):

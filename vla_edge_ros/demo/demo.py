@@ -15,13 +15,15 @@ import sys
 import time
 
 from vla_edge_ros.demo.processes import CpuMeter, NodeFailed, NodeProcesses
-from vla_edge_ros.demo.state import CAMERA, NODES, REASONING, RunState, SIM
+from vla_edge_ros.demo.state import CAMERA, REASONING, RunState, SIM
 from vla_edge_ros.errors import BackendUnavailable, ConfigError, TransportError
 from vla_edge_ros.nodes.environment import free_domain_id, node_command, node_environment
 from vla_edge_ros.nodes.process import Interrupted, StopRequest
 
-START_LIMIT_S = 180.0
-"""Loading and compiling on a slow machine, before the first action."""
+START_LIMIT_S = 120.0
+"""Loading and compiling on a slow machine."""
+FIRST_ACTION_LIMIT_S = 10.0
+"""From active to the first action."""
 CAMERA_LEAD_S = 1.0
 """How much longer than the reasoning node the camera runs."""
 SETTLE_LIMIT_S = 4.0
@@ -29,6 +31,8 @@ SETTLE_LIMIT_S = 4.0
 POLL_S = 0.05
 PERIOD_MS = 1000.0 / 30.0
 FILM = 'robot.webp'
+
+Wait = Callable[[Callable[[], bool], float], bool]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,8 +110,9 @@ class Demo:
             A signal came; the nodes are ended all the same.
 
         """
-        options = self._options
-        environment = node_environment(free_domain_id(), self._out)
+        logs = self._out / 'log'
+        logs.mkdir(exist_ok=True)
+        environment = node_environment(free_domain_id(), logs)
         # This process listens on the same domain.
         os.environ.update(environment)
         with self._stop.interruptible():
@@ -118,17 +123,11 @@ class Demo:
                 rule = "must be importable: source ROS 2, or pip install '.[ros]'"
                 raise BackendUnavailable('rclpy', rule, str(error)) from error
 
-        with NodeProcesses(environment, self._out) as nodes:
-            nodes.start(REASONING, node_command(
-                REASONING, autostart=True, trace_path=str(self._trace), policy=options.policy))
+        with NodeProcesses(environment, logs) as nodes:
             nodes.start(CAMERA, node_command(CAMERA))
-            nodes.start(SIM, node_command(
-                SIM, seed=options.seed, instruction=options.instruction,
-                wait_for_subscriber=True, run_seconds=options.seconds + CAMERA_LEAD_S,
-                state_log_path=str(self._states)))
             with (
-                Monitor(self._state, options.record) as monitor,
-                LiveView(self._state, options.seconds) as view,
+                Monitor(self._state, self._options.record) as monitor,
+                LiveView(self._state, self._options.seconds) as view,
             ):
                 def wait(done: Callable[[], bool], limit_s: float) -> bool:
                     until = time.monotonic() + limit_s
@@ -143,17 +142,31 @@ class Demo:
                     return True
 
                 self._watch(nodes, wait, view)
-            for name in NODES[1:]:
+            for name in (CAMERA, SIM):
                 nodes.end(name)
 
-    def _watch(self, nodes: NodeProcesses, wait, view) -> None:
-        state, seconds = self._state, self._options.seconds
+    def _watch(self, nodes: NodeProcesses, wait: Wait, view) -> None:
+        state, options, seconds = self._state, self._options, self._options.seconds
+        # Each node starts when the one it meets is there: a subscriber still busy loading misses
+        # the first images, and a loop without a camera has ticks with nothing to look at.
+        wait(lambda: CAMERA in state.messages, START_LIMIT_S)
+        nodes.start(SIM, node_command(
+            SIM, seed=options.seed, instruction=options.instruction,
+            wait_for_subscriber=True, run_seconds=seconds + CAMERA_LEAD_S,
+            state_log_path=str(self._states)))
+        if not wait(lambda: state.count(CAMERA, 'received') > 0, START_LIMIT_S):
+            raise NodeFailed(nodes.describe(CAMERA, 'received no image'))
+        nodes.start(REASONING, node_command(
+            REASONING, autostart=True, trace_path=str(self._trace), policy=options.policy))
 
-        def started() -> bool:
-            return state.acting or bool(state.value(REASONING, 'last_error'))
+        def ready() -> bool:
+            return state.acting or state.value(REASONING, 'last_error') or 'active' == \
+                state.messages.get(REASONING)
 
-        if not wait(started, START_LIMIT_S) or not state.acting:
-            raise NodeFailed(nodes.describe(REASONING, 'gave no action'))
+        wait(ready, START_LIMIT_S)
+        if not wait(lambda: state.acting, FIRST_ACTION_LIMIT_S):
+            reason = state.value(REASONING, 'reason') or 'not active'
+            raise NodeFailed(nodes.describe(REASONING, f'gave no action ({reason})'))
         meter = CpuMeter(nodes)
         view.start_clock()
         end_s = time.monotonic() + seconds

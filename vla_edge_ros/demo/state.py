@@ -8,7 +8,6 @@ import numpy as np
 
 SIM, CAMERA, REASONING = 'sim_node', 'camera_node', 'reasoning_node'
 NODES = (REASONING, CAMERA, SIM)
-"""In the order in which they end: the last action goes to a robot that still listens."""
 AGES_SHOWN = 300
 
 

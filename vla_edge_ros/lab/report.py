@@ -62,6 +62,8 @@ def flatten(summary: Mapping, prefix: str = '') -> list[tuple[str, str]]:
         name = f'{prefix}{key}'
         if isinstance(value, Mapping):
             rows += flatten(value, f'{name}.')
+        elif isinstance(value, list):
+            rows.append((name, ' '.join(map(str, value))))
         elif isinstance(value, float):
             rows.append((name, f'{value:.4g}'))
         else:
@@ -99,7 +101,7 @@ def write_report(
     if film is not None:
         name = escape(film.name)
         parts.append('<h2>The robot</h2>' + (
-            f'<img src="{name}" alt="the robot at work">' if film.suffix == '.gif'
+            f'<img src="{name}" alt="the robot at work">' if film.suffix in ('.gif', '.webp')
             else f'<video src="{name}" controls muted loop></video>'))
     for title, draw in (
         ('Timeline of decisions', plots.decisions),
