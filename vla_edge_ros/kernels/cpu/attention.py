@@ -14,10 +14,10 @@ used. So a slot's key changes only where its rank is rotated with it or is no lo
 
 import math
 
-from numba import njit
 import numpy as np
 
-from vla_edge_ros.kernels.cpu.elementwise import exponential, FAST_SUMS
+from vla_edge_ros.kernels.cpu.compiled import compiled
+from vla_edge_ros.kernels.cpu.elementwise import exponential, larger
 from vla_edge_ros.kernels.cpu.tile import (
     PANEL,
     ROWS,
@@ -31,7 +31,7 @@ from vla_edge_ros.kernels.cpu.tile import (
 _ZERO = np.float32(0)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+@compiled
 def _rotate_key(key, cosine, sine, rotated_keys, rank):
     """Rotate one key by Hugging Face's half-rotation into column ``rank`` of its panels."""
     half = cosine.shape[0]
@@ -43,7 +43,7 @@ def _rotate_key(key, cosine, sine, rotated_keys, rank):
         panel[i + half, column] = high * cosine[i] + low * sine[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def rotate_context(buffers, ranks):
     """Make ranks 0..``ranks`` - 1 of the workspace match ``order``; keep those still right."""
     order, held_slots = buffers.order, buffers.held_slots
@@ -61,7 +61,7 @@ def rotate_context(buffers, ranks):
     hold(buffers, first, ranks)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def hold(buffers, first, ranks):
     """Note that the workspace holds ``ranks`` ranks, those from ``first`` on anew."""
     for rank in range(first, ranks):
@@ -69,7 +69,7 @@ def hold(buffers, first, ranks):
     buffers.num_held[0] = ranks
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+@compiled
 def store_heads(buffers, layer, rows, first):
     """
     Take queries, keys and values of ``rows`` new tokens at rank ``first`` on from ``qkv``.
@@ -102,12 +102,12 @@ def store_heads(buffers, layer, rows, first):
             _rotate_key(key, cosine, sine, buffers.rotated_keys[layer, head], rank)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS | {'nnan'})
+@compiled
 def _softmax_row(scores, size, padded_size):
     """Make softmax weights of the first ``size`` scores and zeros of the rest."""
     largest = scores[0]
     for i in range(1, size):
-        largest = max(largest, scores[i])
+        largest = larger(largest, scores[i])
     total = _ZERO
     for i in range(size):
         weight = exponential(scores[i] - largest)
@@ -120,7 +120,7 @@ def _softmax_row(scores, size, padded_size):
         scores[i] = _ZERO
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def attend(buffers, layer, rows, first):
     """
     Write ``mixed [rows, heads * head_dim]``: attention of the new tokens over all ranks.

@@ -3,14 +3,13 @@
 import math
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 import numpy as np
 
 from vla_edge_ros.kernels.checks import check_array
-
-# Lets LLVM split sums over vector lanes and fuse multiply-adds; NaN and infinity stay honest.
-FAST_SUMS = {'reassoc', 'nsz', 'contract', 'arcp'}
+from vla_edge_ros.kernels.cpu.compiled import compiled
 
 _LOG2_E = np.float32(1.4426950408889634)
 # 2**f on [0, 1): least-maximum fit with the constant fixed at 1, relative error 2e-9.
@@ -35,7 +34,19 @@ def _float_from_bits(typing_context, bits):
     return types.float32(types.int32), codegen
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS, inline='always')
+@intrinsic
+def larger(typing_context, x, y):
+    """Return the larger of two float32, neither NaN; Python's ``max`` does not vectorise."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
+        maxnum = cgutils.get_or_insert_function(builder.module, kind, 'llvm.maxnum.f32')
+        return builder.call(maxnum, args, fastmath=('nnan', 'nsz'))
+
+    return types.float32(types.float32, types.float32), codegen
+
+
+@compiled
 def exponential(x):
     """Return ``e**x`` of a float32; a plain polynomial, so that loops over it vectorise."""
     power = min(max(x * _LOG2_E, np.float32(-126)), np.float32(127))
@@ -51,7 +62,7 @@ def exponential(x):
     return value * _float_from_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+@compiled
 def rms_norm_row(x, weight, eps, out):
     """Write ``weight * x / sqrt(mean(x**2) + eps)`` of one row; a longer ``out`` keeps its tail."""
     size = weight.shape[0]
@@ -63,20 +74,20 @@ def rms_norm_row(x, weight, eps, out):
         out[i] = weight[i] * (x[i] * scale)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+@compiled
 def swiglu_row(gate, up, out):
     """Write ``silu(gate) * up`` of one row."""
     for i in range(out.shape[0]):
         out[i] = gate[i] / (_ONE + exponential(-gate[i])) * up[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _rms_norm(x, weight, eps, out):
     for row in range(x.shape[0]):
         rms_norm_row(x[row], weight, eps, out[row])
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+@compiled
 def _layer_norm(x, weight, bias, eps, out):
     size = np.float32(x.shape[1])
     for row in range(x.shape[0]):
@@ -92,20 +103,20 @@ def _layer_norm(x, weight, bias, eps, out):
             out[row, i] = (x[row, i] - mean) * scale * weight[i] + bias[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _swiglu(gate, up, out):
     for row in range(out.shape[0]):
         swiglu_row(gate[row], up[row], out[row])
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+@compiled
 def _silu(x, out):
     for row in range(x.shape[0]):
         for i in range(x.shape[1]):
             out[row, i] = x[row, i] / (_ONE + exponential(-x[row, i]))
 
 
-@njit(cache=True, nogil=True, fastmath=FAST_SUMS)
+@compiled
 def _gelu(x, out):
     for row in range(x.shape[0]):
         for i in range(x.shape[1]):
@@ -114,7 +125,7 @@ def _gelu(x, out):
             out[row, i] = value / (_ONE + exponential(-(inner + inner)))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _add(x, y, out):
     for row in range(x.shape[0]):
         for i in range(x.shape[1]):

@@ -5,11 +5,11 @@ A layer reads as a recipe in :func:`_forward`. Calling it op by op from Python w
 than the arithmetic of a small model, so the layer loop and the token loop are compiled too.
 """
 
-from numba import njit
 import numpy as np
 
 from vla_edge_ros.kernels.bfloat16 import convert, to_float32
 from vla_edge_ros.kernels.cpu.attention import attend, hold, rotate_context, store_heads
+from vla_edge_ros.kernels.cpu.compiled import compiled
 from vla_edge_ros.kernels.cpu.elementwise import rms_norm_row, swiglu_row
 from vla_edge_ros.kernels.cpu.layout import Buffers, buffer_plan, weight_plan, Weights
 from vla_edge_ros.kernels.cpu.linear import multiply, pack_linear
@@ -21,7 +21,7 @@ _ONE = np.intp(1)
 _NONE = np.intp(0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _embed(packed, token, out):
     """Write row ``token`` of the packed embedding as float32."""
     panel, column = divmod(token, PANEL)
@@ -29,13 +29,13 @@ def _embed(packed, token, out):
         out[i] = widen(packed[panel, i, column])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _norm_rows(x, weight, eps, rows, out):
     for row in range(rows):
         rms_norm_row(x[row], weight, eps, out[row])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _forward(weights, buffers, rows, first, layer_outputs):
     """
     Take ``rows`` tokens in ``residual`` at ranks ``first``... through all layers.
@@ -79,7 +79,7 @@ def _forward(weights, buffers, rows, first, layer_outputs):
     _norm_rows(b.residual, weights.final_norm, weights.eps, rows, b.hidden)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _logits(weights, buffers, hidden, first_row, num_rows):
     """Write ``logits[first_row : first_row + num_rows]`` (and their panels' neighbours)."""
     first = first_row // PANEL
@@ -90,7 +90,7 @@ def _logits(weights, buffers, hidden, first_row, num_rows):
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _decode_greedy(weights, buffers, token, first, first_row, num_rows, no_layers, tokens):
     """Feed ``token`` at rank ``first``, the best row after it at the next rank, and so on."""
     for step in range(tokens.size):

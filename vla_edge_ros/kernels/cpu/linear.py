@@ -1,10 +1,10 @@
 """Linear layers on weights packed in panels."""
 
-from numba import njit
 import numpy as np
 
 from vla_edge_ros.kernels.bfloat16 import convert
 from vla_edge_ros.kernels.checks import check_array
+from vla_edge_ros.kernels.cpu.compiled import compiled
 from vla_edge_ros.kernels.cpu.tile import PANEL, padded, ROWS, tile_row, tile_rows
 
 DEPTH_BLOCK = 512  # rows of a panel that stay in the first-level cache while x rows pass over it
@@ -37,7 +37,7 @@ def pack_linear(weight: np.ndarray, weights_dtype: str = 'float32') -> np.ndarra
     return packed
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def multiply(x, x_stride, rows, packed, init, init_stride, out, out_stride):
     """
     Compute ``out = init + x @ packed`` for whole panels.
@@ -73,7 +73,7 @@ def multiply(x, x_stride, rows, packed, init, init_stride, out, out_stride):
                 row += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _linear(x, packed, bias, out):
     rows, columns = out.shape
     width = packed.shape[0] * PANEL
