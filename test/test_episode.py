@@ -43,8 +43,9 @@ def oracle_success(delay_ms, episodes=12):
     return np.mean([simulator.run(0, index).succeeded for index in range(episodes)])
 
 
-def blind_simulator(policy, **kwargs):
-    return Simulator(EpisodeParameters(control='blank', **kwargs), policy)
+def blind_simulator(policy, camera_phase_ms=0.0, **kwargs):
+    parameters = EpisodeParameters(control='blank', camera_phase_ms=camera_phase_ms, **kwargs)
+    return Simulator(parameters, policy)
 
 
 def test_oracle_succeeds_without_delay_and_fails_far_behind():
@@ -68,6 +69,13 @@ def test_age_is_delay_and_compute_and_the_wait_for_a_frame():
     np.testing.assert_allclose(result.ages_ms, 60.0, atol=1e-3)
     result = blind_simulator(policy, delay_ms=60.0, compute_ms=10.0).run(0, 0)
     np.testing.assert_allclose(result.ages_ms, 10.0 + 200.0 / 3, atol=1e-3)
+
+
+def test_every_episode_draws_the_phase_of_its_camera():
+    simulator = blind_simulator(ConstantPolicy(), camera_phase_ms=-1.0, compute_ms=10.0)
+    ages_ms = [simulator.run(0, index).ages_ms for index in range(6)]
+    assert all(10.0 <= age <= 10.0 + 1000.0 / 60 for age in np.concatenate(ages_ms))
+    assert len({round(float(ages[0]), 3) for ages in ages_ms}) == 6
 
 
 def test_frames_come_at_60_hz_with_the_joints_of_their_moment():
@@ -165,6 +173,7 @@ def test_command_writes_its_summary(tmp_path, capsys):
     assert summary['success_interval'][0] < 1.0
     assert set(summary['observation_age_ms']) == {'p50', 'p95', 'p99', 'max'}
     assert summary['decisions'] == {'full': summary['ticks']}
+    assert summary['config']['camera_phase_ms'] == -1.0
     assert summary['config']['seed'] == 2
     assert 'success rate' in capsys.readouterr().out
 

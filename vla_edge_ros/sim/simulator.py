@@ -43,6 +43,9 @@ class EpisodeParameters:
         range=(0.0, 5000.0))
     compute_ms: float = parameter(
         8.0, 'Modelled cost of one run of the policy', unit='ms', range=(0.0, 1000.0))
+    camera_phase_ms: float = parameter(
+        -1.0, 'Time from a camera frame to the tick; -1 draws it for every episode', unit='ms',
+        range=(-1.0, 1000.0 / CAMERA_HZ))
     object_speed: float = parameter(
         0.3, 'Speed of the cubes', unit='m/s', range=(0.0, 2.0))
     control: str = parameter(
@@ -228,8 +231,12 @@ class Simulator:
         cell = _Cell(world, camera)
         ages_ms = []
         decisions: Counter[str] = Counter()
+        # Camera and loop keep no common time: their phase is another one in every episode.
+        phase_ns = int(rng.integers(NS_PER_S // CAMERA_HZ))
+        if self._parameters.camera_phase_ms >= 0.0:
+            phase_ns = int(self._parameters.camera_phase_ms * NS_PER_MS)
         for tick in itertools.count():
-            scheduled_ns = tick * NS_PER_S // TICK_HZ
+            scheduled_ns = phase_ns + tick * NS_PER_S // TICK_HZ
             cell.advance_to(scheduled_ns)
             if tick:
                 task.update(world)
