@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from vla_edge_ros.errors import ConfigError, ShapeError
 from vla_edge_ros.kernels import cpu, reference
 from vla_edge_ros.kernels.memory_plan import total_bytes

@@ -1,10 +1,16 @@
 """Every operation of every backend against the float64 reference, on awkward sizes."""
 
+import shutil
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+
 from vla_edge_ros.errors import ShapeError
 from vla_edge_ros.kernels import cpu, reference
 from vla_edge_ros.kernels.bfloat16 import to_bfloat16
+from vla_edge_ros.kernels.cpu.compiled import compiled
 from vla_edge_ros.kernels.cpu.elementwise import exponential
 from vla_edge_ros.kernels.memory_plan import Buffer, format_plan, total_bytes
 
@@ -130,6 +136,25 @@ def test_row_operations_refuse_other_shapes():
         cpu.swiglu(x, np.zeros((2, 5), np.float32), x)
     with pytest.raises(ShapeError, match='out shape'):
         cpu.silu(x, np.zeros((3, 4), np.float32))
+
+
+def test_a_changed_kernel_reaches_callers_in_other_files(tmp_path):
+    """Numba by itself keeps the caller's old machine code, with the old kernel inlined."""
+    folder = tmp_path / 'kernels'
+    folder.mkdir()
+    shutil.copy(compiled.__code__.co_filename, folder / 'compiled.py')
+    (folder / 'caller.py').write_text(
+        'from compiled import compiled\nfrom inner import inner\n\n'
+        '@compiled\ndef caller():\n    return inner()\n\nprint(caller())\n'
+    )
+    for value in (1, 2):
+        (folder / 'inner.py').write_text(
+            f'from compiled import compiled\n\n@compiled\ndef inner():\n    return {value}\n'
+        )
+        command = [sys.executable, '-B', 'caller.py']
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [str(value)]
+    assert list(folder.glob('**/*.nbc')), 'nothing was kept, so nothing was tested'
 
 
 def test_a_plan_is_a_table_with_a_sum():

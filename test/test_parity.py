@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from vla_edge_ros.kernels import cpu, reference
-from vla_edge_ros.lab.parity import Case, compare, cosines, COSINE_FLOOR
+from vla_edge_ros.lab.parity import Case, compare, COSINE_FLOOR, cosines
 from vla_edge_ros.lab.random_model import random_weights, TINY
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.decoder import Transformer

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.policy.config import TransformerConfig
 

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+
 from vla_edge_ros.errors import WeightsError
 from vla_edge_ros.kernels.bfloat16 import convert, to_bfloat16, to_float32
 from vla_edge_ros.lab.random_model import random_weights

@@ -6,6 +6,7 @@ runner must choose the same tokens before any is timed.
 """
 
 import argparse
+from importlib import util
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ import time
 
 import numpy as np
 
+from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.kernels import cpu
 from vla_edge_ros.lab.random_model import random_weights, TINY
 from vla_edge_ros.policy.decoder import Transformer
@@ -23,7 +25,6 @@ CACHED_TOKENS = 256
 PREFILL_TOKENS = 32
 DECODE_TOKENS = 8
 FIRST_ROW = 384  # the last 256 vocabulary rows are the action bins
-NS_PER_MS = 1e6
 
 
 class OurChunk:
@@ -59,14 +60,8 @@ class OurChunk:
         frames[:] = np.roll(frames, -PREFILL_TOKENS)
 
 
-def _fill(runner, embeddings):
-    for start in range(0, len(embeddings), PREFILL_TOKENS):
-        runner.rewind(start)
-        runner.prefill(embeddings[start : start + PREFILL_TOKENS])
-
-
 def _milliseconds(samples_ns):
-    samples = np.asarray(samples_ns) / NS_PER_MS
+    samples = samples_ns / NS_PER_MS
     return {
         'median': round(float(np.median(samples)), 4),
         'p99': round(float(np.percentile(samples, 99)), 4),
@@ -74,17 +69,40 @@ def _milliseconds(samples_ns):
     }
 
 
-def run(rounds: int, warm_up: int = 20, threads: int = 1) -> dict:
+def check_tokens(runners, embeddings) -> None:
     """
-    Return the record of one comparison.
+    Fill every runner's cache and let it choose once.
 
     Raises
     ------
     RuntimeError
-        The runners disagree on a token.
+        They disagree on a token.
 
     """
-    import torch  # noqa: I100 - the peer only
+    chosen = {}
+    for name, runner in runners.items():
+        for start in range(0, len(embeddings), PREFILL_TOKENS):
+            runner.rewind(start)
+            runner.prefill(embeddings[start : start + PREFILL_TOKENS])
+        chosen[name] = tuple(runner.decode_greedy(1, DECODE_TOKENS, FIRST_ROW))
+    if len(set(chosen.values())) != 1:
+        raise RuntimeError(f'the runners choose different tokens: {chosen}')
+
+
+def measure(runner, frame, length: int) -> tuple[int, int, int]:
+    """Return the ns that one chunk took: whole, prefill, decode."""
+    runner.rewind(length)
+    start = time.perf_counter_ns()
+    runner.prefill(frame)
+    middle = time.perf_counter_ns()
+    runner.decode_greedy(1, DECODE_TOKENS, FIRST_ROW)
+    end = time.perf_counter_ns()
+    return end - start, middle - start, end - middle
+
+
+def run(rounds: int, warm_up: int = 20, threads: int = 1) -> dict:
+    """Return the record of one comparison."""
+    import torch
 
     from vla_edge_ros.lab.torch_peer import HuggingFaceChunk, PlainTorchChunk
 
@@ -92,39 +110,24 @@ def run(rounds: int, warm_up: int = 20, threads: int = 1) -> dict:
     length = PROMPT_TOKENS + CACHED_TOKENS
     total_slots = length + PREFILL_TOKENS + DECODE_TOKENS
     tensors = random_weights(TINY, weights_dtype='bfloat16')
-    runners = {
-        'ours_float32': OurChunk(TINY, tensors, total_slots, 'float32'),
-        'ours_bfloat16': OurChunk(TINY, tensors, total_slots, 'bfloat16'),
+    ours = {
+        f'ours_{dtype}': OurChunk(TINY, tensors, total_slots, dtype)
+        for dtype in ('float32', 'bfloat16')
+    }
+    peers = {
         'hugging_face_static_cache': HuggingFaceChunk(TINY, tensors, total_slots),
         'plain_torch': PlainTorchChunk(TINY, tensors, total_slots),
     }
-    rng = np.random.default_rng(1)
     shape = (length + PREFILL_TOKENS, TINY.hidden_size)
-    embeddings = rng.standard_normal(shape, dtype=np.float32)
-    frame = embeddings[length:]
-    chosen = {}
-    for name, runner in runners.items():
-        _fill(runner, embeddings[:length])
-        runner.rewind(length)
-        runner.prefill(frame)
-        chosen[name] = runner.decode_greedy(1, DECODE_TOKENS, FIRST_ROW)
-    if len({tuple(tokens) for tokens in chosen.values()}) != 1:
-        raise RuntimeError(f'the runners choose different tokens: {chosen}')
+    embeddings = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+    check_tokens(ours | peers, embeddings)
 
-    stages = {name: ([], [], []) for name in runners}
-    for round_ in range(warm_up + rounds):
-        for name, runner in runners.items():
-            if isinstance(runner, OurChunk):
-                runner.evict_oldest()
-            runner.rewind(length)
-            start = time.perf_counter_ns()
-            runner.prefill(frame)
-            middle = time.perf_counter_ns()
-            runner.decode_greedy(1, DECODE_TOKENS, FIRST_ROW)
-            end = time.perf_counter_ns()
-            if round_ >= warm_up:
-                for samples, value in zip(stages[name], (end - start, middle - start, end - middle)):
-                    samples.append(value)
+    samples = {name: [] for name in ours | peers}
+    for _ in range(warm_up + rounds):
+        for runner in ours.values():
+            runner.evict_oldest()
+        for name, runner in (ours | peers).items():
+            samples[name].append(measure(runner, embeddings[length:], length))
     record = {
         'machine': f'{platform.machine()} {_processor()}',
         'load_average': os.getloadavg()[0],
@@ -136,13 +139,13 @@ def run(rounds: int, warm_up: int = 20, threads: int = 1) -> dict:
         'prefill_tokens': PREFILL_TOKENS,
         'decode_tokens': DECODE_TOKENS,
     }
-    for name, samples in stages.items():
-        names = ('chunk_ms', 'prefill_ms', 'decode_ms')
-        record[name] = {key: _milliseconds(values) for key, values in zip(names, samples)}
-    medians = {name: record[name]['chunk_ms']['median'] for name in runners}
-    ours, peers = min(medians['ours_float32'], medians['ours_bfloat16']), medians
-    fastest = min(peers['hugging_face_static_cache'], peers['plain_torch'])
-    record['ratio_to_fastest_torch'] = round(ours / fastest, 3)
+    for name, rows in samples.items():
+        columns = zip(('chunk_ms', 'prefill_ms', 'decode_ms'), np.array(rows[warm_up:]).T)
+        record[name] = {key: _milliseconds(values) for key, values in columns}
+    ours_ms, peers_ms = (
+        min(record[name]['chunk_ms']['median'] for name in group) for group in (ours, peers)
+    )
+    record['ratio_to_fastest_torch'] = round(ours_ms / peers_ms, 3)
     return record
 
 
@@ -161,6 +164,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument('--threads', type=int, default=1, help='threads torch may use')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args(arguments)
+    if util.find_spec('torch') is None:
+        parser.exit(2, 'the comparison needs torch: make parity installs it\n')
     text = json.dumps(run(options.rounds, threads=options.threads), indent=2)
     print(text)
     if options.json:

@@ -64,7 +64,7 @@ def exponential(x):
 
 @compiled
 def rms_norm_row(x, weight, eps, out):
-    """Write ``weight * x / sqrt(mean(x**2) + eps)`` of one row; a longer ``out`` keeps its tail."""
+    """Write ``weight * x / sqrt(mean(x**2) + eps)`` of one row as long as ``weight``."""
     size = weight.shape[0]
     squares = np.float32(0)
     for i in range(size):

@@ -11,7 +11,7 @@ from vla_edge_ros.kernels.bfloat16 import convert, to_float32
 from vla_edge_ros.kernels.cpu.attention import attend, hold, rotate_context, store_heads
 from vla_edge_ros.kernels.cpu.compiled import compiled
 from vla_edge_ros.kernels.cpu.elementwise import rms_norm_row, swiglu_row
-from vla_edge_ros.kernels.cpu.layout import Buffers, buffer_plan, weight_plan, Weights
+from vla_edge_ros.kernels.cpu.layout import buffer_plan, Buffers, weight_plan, Weights
 from vla_edge_ros.kernels.cpu.linear import multiply, pack_linear
 from vla_edge_ros.kernels.cpu.tile import PANEL, widen
 from vla_edge_ros.kernels.memory_plan import allocate

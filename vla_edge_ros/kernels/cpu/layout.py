@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_edge_ros.kernels.cpu.tile import PANEL, padded, ROWS, VALUE_PANEL
+from vla_edge_ros.kernels.cpu.tile import padded, PANEL, ROWS, VALUE_PANEL
 from vla_edge_ros.kernels.memory_plan import Buffer
 
 

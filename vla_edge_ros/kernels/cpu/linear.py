@@ -5,9 +5,9 @@ import numpy as np
 from vla_edge_ros.kernels.bfloat16 import convert
 from vla_edge_ros.kernels.checks import check_array
 from vla_edge_ros.kernels.cpu.compiled import compiled
-from vla_edge_ros.kernels.cpu.tile import PANEL, padded, ROWS, tile_row, tile_rows
+from vla_edge_ros.kernels.cpu.tile import padded, PANEL, ROWS, tile_row, tile_rows
 
-DEPTH_BLOCK = 512  # rows of a panel that stay in the first-level cache while x rows pass over it
+DEPTH_BLOCK = 512  # rows of a panel that stay in the second-level cache while x passes over them
 
 
 def pack_linear(weight: np.ndarray, weights_dtype: str = 'float32') -> np.ndarray:

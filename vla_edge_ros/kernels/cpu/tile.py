@@ -11,7 +11,6 @@ LLVM splits the vectors on machines whose registers are narrower than ``LANES``.
 from llvmlite import binding, ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
-import numpy as np
 
 _FEATURES = binding.get_host_cpu_features()
 _WIDE = bool(_FEATURES.get('avx512f'))
