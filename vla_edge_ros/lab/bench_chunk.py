@@ -24,7 +24,7 @@ PROMPT_TOKENS = 24
 CACHED_TOKENS = 256
 PREFILL_TOKENS = 32
 DECODE_TOKENS = 8
-FIRST_ROW = 384  # the last 256 vocabulary rows are the action bins
+FIRST_ROW = 512  # the last 256 vocabulary rows are the action bins
 
 
 class OurChunk:

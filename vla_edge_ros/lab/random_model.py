@@ -6,8 +6,8 @@ from vla_edge_ros.kernels.bfloat16 import to_bfloat16
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.weights import expected_shapes
 
-# The embedded default policy's decoder, and published Qwen2.5 shapes (cut in depth by callers).
-TINY = TransformerConfig(640, 128, 384, 4, 4, 2, 32, tie_word_embeddings=True)
+# The decoder of policies/track, and published Qwen2.5 shapes (cut in depth by callers).
+TINY = TransformerConfig(768, 128, 384, 4, 4, 2, 32, tie_word_embeddings=True)
 QWEN_0_5B = TransformerConfig(151936, 896, 4864, 24, 14, 2, 64, 1e-6, 1e6, True)
 QWEN_1_5B = TransformerConfig(151936, 1536, 8960, 28, 12, 2, 128, 1e-6, 1e6, True)
 
