@@ -167,6 +167,16 @@ def test_an_impossible_picture_is_refused(policy, image):
         policy.observe(image, np.zeros(2), 1)
 
 
+def test_a_picture_of_another_size_is_read_as_its_resized_copy(policy):
+    """The camera needs no setting to fit the policy."""
+    large = np.random.default_rng(2).integers(0, 256, (160, 192, 3), np.uint8)
+    policy.observe(large, np.zeros(2), 1)
+    tokens = policy.act().tokens
+    policy.reset()
+    policy.observe(resize_rgb8(large, 96, 80), np.zeros(2), 1)
+    np.testing.assert_array_equal(policy.act().tokens, tokens)
+
+
 def test_acting_before_the_first_frame_is_refused(policy):
     """There is nothing to act on."""
     with pytest.raises(ConfigError, match='frames must be observed'):
@@ -213,6 +223,15 @@ def test_a_configuration_that_does_not_fit_the_weights_is_refused(checkpoint):
     edit_config(checkpoint, vision_intermediate_size=128)
     with pytest.raises(WeightsError, match='vision.mlp.gate_proj.weight must have shape'):
         Policy.load(checkpoint)
+
+
+def test_a_policy_over_its_memory_budget_is_refused_with_the_table(loaded):
+    """Every buffer is named, and their sum is what the error compares."""
+    needed_mb = sum(buffer.bytes for buffer in loaded.memory_plan) / 1e6
+    with pytest.raises(ConfigError, match='memory_budget_mb must be') as caught:
+        Policy.load(memory_budget_mb=needed_mb - 0.01)
+    assert 'vision.tokens' in str(caught.value)
+    assert Policy.load(memory_budget_mb=needed_mb + 0.01).config == loaded.config
 
 
 def test_bins_decode_to_their_centres():

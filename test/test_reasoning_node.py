@@ -232,14 +232,6 @@ def test_without_joint_states_nothing_moves_and_the_reason_is_named(make_robot):
     assert not robot.actions
 
 
-def test_a_frame_of_another_size_is_fitted_to_the_policy(make_robot):
-    robot = make_robot('use_joint_states:=false')
-    robot.feed = lambda: robot.writer.write(np.zeros((48, 64, 3), np.uint8), time.time_ns())
-    robot.start()
-    assert robot.run_until(lambda: robot.fresh())
-    assert set(robot.policy.images) == {(20, 24, 3)}
-
-
 def test_instructions_change_the_running_policy_and_blank_ones_are_refused(make_robot):
     robot = make_robot('instruction:=reach the blue cube')
     assert robot.node.trigger_configure() is SUCCESS

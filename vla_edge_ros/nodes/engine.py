@@ -1,16 +1,13 @@
 """What the reasoning node runs: loading, checking and calibrating a policy. No rclpy here."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 import statistics
 from time import perf_counter_ns
 
 import numpy as np
 
 from vla_edge_ros.clock import NS_PER_MS
-from vla_edge_ros.errors import ConfigError
-from vla_edge_ros.nodes.conversions import resize_rgb8
 from vla_edge_ros.parameters import parameter, validate
-from vla_edge_ros.runtime.frame_buffer import Frame, FrameReader
 
 WARM_UP_INSTRUCTION = 'warm up'
 CALIBRATION_RUNS = 20
@@ -51,7 +48,7 @@ class PolicyParameters:
 
 def load_policy(parameters: PolicyParameters):
     """
-    Load the policy that the parameters name and check what it needs against the budget.
+    Load the policy that the parameters name.
 
     Raises
     ------
@@ -61,25 +58,10 @@ def load_policy(parameters: PolicyParameters):
 
     """
     # Imported here: loading is what a stop signal may interrupt.
-    from vla_edge_ros.kernels.memory_plan import format_plan, total_bytes
     from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
 
-    policy = Policy.load(
-        parameters.policy or DEFAULT_POLICY,
-        backend=parameters.backend,
-        weights_dtype=parameters.weights_dtype,
-        kv_slots=parameters.kv_slots,
-        eviction=parameters.eviction,
-        pin_first=parameters.pin_first,
-        pin_newest=parameters.pin_newest,
-    )
-    plan = policy.memory_plan()
-    needed_mb = total_bytes(plan) / 1e6
-    budget_mb = parameters.memory_budget_mb
-    if budget_mb and needed_mb > budget_mb:
-        rule = f'must be >= the {needed_mb:.1f} MB of this policy\n{format_plan(plan)}\n'
-        raise ConfigError('memory_budget_mb', rule, budget_mb)
-    return policy
+    options = asdict(parameters)
+    return Policy.load(options.pop('policy') or DEFAULT_POLICY, **options)
 
 
 def calibrate(policy, runs: int = CALIBRATION_RUNS) -> tuple[float, float]:
@@ -116,34 +98,3 @@ def calibrate(policy, runs: int = CALIBRATION_RUNS) -> tuple[float, float]:
         statistics.median(prefill_ns[-runs:]) / NS_PER_MS,
         statistics.median(decode_ns[-runs:]) / NS_PER_MS,
     )
-
-
-class ResizingReader:
-    """
-    The newest frame in the size the policy wants; a camera node told the size costs nothing here.
-
-    Parameters
-    ----------
-    reader : FrameReader
-        Where frames come from.
-    width, height : int
-        Size of the policy's image, px.
-
-    """
-
-    def __init__(self, reader: FrameReader, width: int, height: int):
-        self._reader = reader
-        self._width = width
-        self._height = height
-
-    def read(self) -> Frame | None:
-        """Return the newest frame, or None when there is none."""
-        frame = self._reader.read()
-        if frame is None or frame.image.shape[:2] == (self._height, self._width):
-            return frame
-        image = resize_rgb8(frame.image, self._width, self._height)
-        return Frame(image, frame.stamp_ns, frame.received_ns, frame.sequence)
-
-    def close(self) -> None:
-        """Close the reader."""
-        self._reader.close()

@@ -145,11 +145,8 @@ class ReasoningNode(ManagedNode):
             self._policy = self._load_policy(self.parameters[engine.PolicyParameters])
             self._check_action_size()
             self._calibration = self._calibrate(self._policy)
-        config = self._policy.config
         name = frame_buffer_name(self.parameters[FrameBufferParameters], self)
-        self._reader = engine.ResizingReader(
-            FrameReader(name), config.image_width, config.image_height
-        )
+        self._reader = FrameReader(name)
         kind = self.parameters[ReasoningParameters].action_type
         self._actions = self.create_publisher(ACTION_TYPES[kind], 'action', 10)
         self._observations = self.create_publisher(TimeReference, '~/observation', 10)

@@ -15,13 +15,13 @@ import numpy as np
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
 from vla_edge_ros.kernels import load_backend
 from vla_edge_ros.kernels.bfloat16 import to_float32
-from vla_edge_ros.kernels.memory_plan import Buffer
+from vla_edge_ros.kernels.memory_plan import Buffer, format_plan, total_bytes
+from vla_edge_ros.policy import vision
 from vla_edge_ros.policy.action_tokens import ActionChunk, ActionTokenizer
-from vla_edge_ros.policy.decoder import Transformer
+from vla_edge_ros.policy.decoder import resolve_weights_dtype, Transformer
 from vla_edge_ros.policy.eviction import make_eviction_policy
 from vla_edge_ros.policy.kv_cache import CacheLayout, KVCache
 from vla_edge_ros.policy.policy_config import PolicyConfig
-from vla_edge_ros.policy.vision import VisionEncoder
 from vla_edge_ros.policy.weights import check_weights, read_tensors
 from vla_edge_ros.telemetry.stages import Stage
 
@@ -45,13 +45,15 @@ class Policy:
     Made by :meth:`load`.
     """
 
-    def __init__(self, config, tokenizer, vision, proprioception, transformer, cache):
+    def __init__(self, config, tokenizer, encoder, proprioception, transformer, cache):
         self.config: PolicyConfig = config
+        self.memory_plan: list[Buffer] = []
+        """Every buffer of the engine: name, shape, dtype, bytes."""
         self.instruction: str | None = None
         self.cache: KVCache = cache
         self.transformer: Transformer = transformer
         self._tokenizer = tokenizer
-        self._vision: VisionEncoder = vision
+        self._vision: vision.VisionEncoder = encoder
         self._state_weight, self._state_bias = proprioception
         self._actions = ActionTokenizer(config)
         self._state_mean = np.asarray(config.proprioception_mean, np.float32)
@@ -71,6 +73,7 @@ class Policy:
         pin_first: bool = False,
         pin_newest: bool = True,
         weights_dtype: str = 'auto',
+        memory_budget_mb: float = 0.0,
     ) -> 'Policy':
         """
         Load ``config.json``, ``model.safetensors`` and the tokenizer from a folder.
@@ -89,13 +92,16 @@ class Policy:
             Frames that never leave.
         weights_dtype : {'auto', 'float32', 'bfloat16'}
             How the weights are held in memory.
+        memory_budget_mb : float
+            The engine may not take more, MB; 0 for no limit.
 
         Raises
         ------
         WeightsError
             A file is missing, corrupt, or does not fit ``config.json``.
         ConfigError
-            A value is out of range.
+            A value is out of range, or the memory plan exceeds the budget; nothing has been
+            allocated then, and the message holds the plan.
 
         """
         folder = Path(folder)
@@ -105,18 +111,31 @@ class Policy:
         layout = CacheLayout(
             config.prompt_slots, kv_slots or config.kv_slots,
             config.slots_per_frame, config.decode_tokens)
+        decoder_weights = check_weights(tensors, config.transformer)
+        weights_dtype = resolve_weights_dtype(weights_dtype, decoder_weights)
+        max_tokens = max(config.slots_per_frame, config.prompt_slots)
+        plan = [
+            *kernels.memory_plan(
+                config.transformer, weights_dtype, layout.total_slots, max_tokens),
+            *(Buffer(name, shape, 'float32') for name, shape in _extra_shapes(config).items()),
+            *vision.buffer_plan(config),
+        ]
+        needed_mb = total_bytes(plan) / 1e6
+        if memory_budget_mb and needed_mb > memory_budget_mb:
+            rule = f'must be >= the {needed_mb:.1f} MB of this policy\n{format_plan(plan)}\n'
+            raise ConfigError('memory_budget_mb', rule, memory_budget_mb)
         cache = KVCache(
             layout, make_eviction_policy(eviction), config.vision_hidden_size,
             pin_first=pin_first, pin_newest=pin_newest)
-        extra = _vision_weights(config, tensors)
+        extra = _extra_weights(config, tensors)
         transformer = Transformer(
-            config.transformer, check_weights(tensors, config.transformer), kernels,
-            layout.total_slots,
-            max_tokens=max(config.slots_per_frame, config.prompt_slots),
-            weights_dtype=weights_dtype)
-        vision = VisionEncoder(config, extra, kernels)
-        state = extra['proprioception_projector.weight'], extra['proprioception_projector.bias']
-        return cls(config, _load_tokenizer(folder), vision, state, transformer, cache)
+            config.transformer, decoder_weights, kernels, layout.total_slots, max_tokens,
+            weights_dtype)
+        state = [extra.pop(f'proprioception_projector.{part}') for part in ('weight', 'bias')]
+        encoder = vision.VisionEncoder(config, extra, kernels)
+        policy = cls(config, _load_tokenizer(folder), encoder, state, transformer, cache)
+        policy.memory_plan = plan
+        return policy
 
     def set_instruction(self, text: str) -> None:
         """
@@ -223,30 +242,21 @@ class Policy:
         self.cache.reset()
         self._newest_stamp_ns = 0
 
-    def memory_plan(self) -> list[Buffer]:
-        """Return every buffer of the engine: name, shape, dtype, bytes."""
-        return self.transformer.memory_plan() + self._vision.memory_plan()
 
-
-def _vision_weights(config: PolicyConfig, tensors: dict) -> dict[str, np.ndarray]:
-    """Return the tensors outside the decoder as float32, checked against the configuration."""
-    width, inner = config.vision_hidden_size, config.vision_intermediate_size
+def _extra_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor outside the decoder."""
     hidden = config.transformer.hidden_size
-    shapes = {
-        'vision.patch_embed.weight': (width, 3 * config.patch_size**2),
-        'vision.patch_embed.bias': (width,),
-        'vision.norm1.weight': (width,), 'vision.norm1.bias': (width,),
-        'vision.mlp.gate_proj.weight': (inner, width),
-        'vision.mlp.up_proj.weight': (inner, width),
-        'vision.mlp.down_proj.weight': (width, inner),
-        'vision.norm2.weight': (width,), 'vision.norm2.bias': (width,),
-        'patch_projector.weight': (hidden, width), 'patch_projector.bias': (hidden,),
-        'pooled_projector.weight': (hidden, width), 'pooled_projector.bias': (hidden,),
+    return {
+        **vision.weight_shapes(config),
         'proprioception_projector.weight': (hidden, config.proprioception_dim),
         'proprioception_projector.bias': (hidden,),
     }
+
+
+def _extra_weights(config: PolicyConfig, tensors: dict) -> dict[str, np.ndarray]:
+    """Return the tensors outside the decoder as float32, checked against the configuration."""
     weights = {}
-    for name, shape in shapes.items():
+    for name, shape in _extra_shapes(config).items():
         if name not in tensors:
             raise WeightsError(name, 'must be in the checkpoint', None)
         if tensors[name].shape != shape:

@@ -50,6 +50,36 @@ def standardise(image: np.ndarray, config: PolicyConfig) -> np.ndarray:
     return image * scale - shift
 
 
+def weight_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor of the encoder and its projectors."""
+    width, inner = config.vision_hidden_size, config.vision_intermediate_size
+    hidden = config.transformer.hidden_size
+    return {
+        'vision.patch_embed.weight': (width, 3 * config.patch_size**2),
+        'vision.patch_embed.bias': (width,),
+        'vision.norm1.weight': (width,), 'vision.norm1.bias': (width,),
+        'vision.mlp.gate_proj.weight': (inner, width),
+        'vision.mlp.up_proj.weight': (inner, width),
+        'vision.mlp.down_proj.weight': (width, inner),
+        'vision.norm2.weight': (width,), 'vision.norm2.bias': (width,),
+        'patch_projector.weight': (hidden, width), 'patch_projector.bias': (hidden,),
+        'pooled_projector.weight': (hidden, width), 'pooled_projector.bias': (hidden,),
+    }
+
+
+def buffer_plan(config: PolicyConfig) -> list[Buffer]:
+    """Return every buffer an encoder works in."""
+    patches, width = config.patch_rows * config.patch_columns, config.vision_hidden_size
+    inner, hidden = config.vision_intermediate_size, config.transformer.hidden_size
+    return [
+        Buffer('vision.x', (patches, width), 'float32'),
+        Buffer('vision.branch', (patches, width), 'float32'),
+        Buffer('vision.gate', (patches, inner), 'float32'),
+        Buffer('vision.up', (patches, inner), 'float32'),
+        Buffer('vision.tokens', (patches + 1, hidden), 'float32'),
+    ]
+
+
 class VisionEncoder:
     """
     Run the encoder of one checkpoint on one backend.
@@ -72,21 +102,8 @@ class VisionEncoder:
             for name, tensor in weights.items()}
         self._positions = sincos_positions(
             config.patch_rows, config.patch_columns, config.vision_hidden_size)
-        patches, width = self._positions.shape
-        inner, hidden = config.vision_intermediate_size, config.transformer.hidden_size
-        self._plan = [
-            Buffer('vision.x', (patches, width), 'float32'),
-            Buffer('vision.branch', (patches, width), 'float32'),
-            Buffer('vision.gate', (patches, inner), 'float32'),
-            Buffer('vision.up', (patches, inner), 'float32'),
-            Buffer('vision.tokens', (patches + 1, hidden), 'float32'),
-        ]
-        self._x, self._branch, self._gate, self._up, self._tokens = allocate(self._plan).values()
-
-    def memory_plan(self) -> list[Buffer]:
-        """Return the packed weights and every buffer: name, shape, dtype, bytes."""
-        weights = [Buffer(name, w.shape, str(w.dtype)) for name, w in self._weights.items()]
-        return weights + self._plan
+        buffers = allocate(buffer_plan(config))
+        self._x, self._branch, self._gate, self._up, self._tokens = buffers.values()
 
     def preprocess(self, image: np.ndarray) -> np.ndarray:
         """
