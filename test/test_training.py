@@ -20,8 +20,8 @@ def test_trained_network_and_runtime_choose_the_same_tokens_through_evictions(ev
     torch = pytest.importorskip('torch', reason='PyTorch is needed to run the training network')
     from safetensors.torch import load_file
 
+    from vla_edge_ros.lab.train.batches import standardised
     from vla_edge_ros.lab.train.model import PolicyNetwork, Stream
-    from vla_edge_ros.lab.train.train import standardised
 
     config = PolicyConfig.load(DEFAULT_POLICY)
     policy = Policy.load(eviction=eviction)

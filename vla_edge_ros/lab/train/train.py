@@ -17,7 +17,7 @@ import numpy as np
 
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.lab.record import environment_record
-from vla_edge_ros.lab.train.dataset import collect, sample_histories, StreamShape
+from vla_edge_ros.lab.train.dataset import collect, StreamShape
 from vla_edge_ros.lab.train.tokenizer import (
     BEGIN_TOKEN,
     build_tokenizer,
@@ -30,9 +30,7 @@ from vla_edge_ros.sim.scene import WORKSPACE_X, WORKSPACE_Y
 
 BINS = 256
 LABEL_SIGMA_BINS = 2.5  # targets are Gaussians over bins: near misses are nearly right
-TOKEN_NOISE_BINS = 3.0  # fed-back tokens are jittered, as the policy's own will be off
 EARLY_TOKEN_WEIGHTS = (2.0, 2.0, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0)
-HISTORY_POOL = 4096
 VALIDATION_BATCH = 64
 
 
@@ -79,97 +77,6 @@ def default_config() -> PolicyConfig:
     )
 
 
-def values_to_bins(values: np.ndarray, low, high, bins: int) -> np.ndarray:
-    """Return the real-valued bin coordinate of ``values``; bin ``i`` is centred on ``i``."""
-    low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    return np.clip((values - low) / (high - low) * bins - 0.5, 0, bins - 1)
-
-
-class StreamSet:
-    """All streams of a run in memory, and batches of them on a device."""
-
-    def __init__(self, shards: list[Path], config: PolicyConfig, tokenizer, device, seed: int):
-        parts = []
-        for path in shards:
-            with np.load(path, allow_pickle=False) as archive:
-                parts.append({key: archive[key] for key in archive.files})
-        self.arrays = {
-            key: np.concatenate([part.pop(key) for part in parts]) for key in list(parts[0])}
-        import torch
-
-        self.images = torch.from_numpy(self.arrays.pop('images')).to(device)
-        self.config = config
-        self.device = device
-        self.count, self.frames = self.arrays['proprioception'].shape[:2]
-        grounding = values_to_bins(
-            self.arrays['grounding'], config.grounding_low, config.grounding_high, config.bins)
-        actions = values_to_bins(
-            self.arrays['actions'], config.action_low, config.action_high, config.bins)
-        self.targets = np.concatenate(
-            [grounding, actions.reshape(*actions.shape[:2], -1)], -1).astype(np.float32)
-        self._encode(tokenizer)
-        rng = np.random.default_rng(seed)
-        self.histories, self.history_lengths = sample_histories(
-            rng, HISTORY_POOL, self.frames, config.max_frames)
-
-    def _encode(self, tokenizer) -> None:
-        texts = self.arrays['instructions'].reshape(-1).tolist()
-        width = self.config.prompt_slots
-        self.prompt_ids = np.zeros((len(texts), width), np.int64)
-        lengths = np.zeros(len(texts), np.int64)
-        for i, ids in enumerate(tokenizer(texts)['input_ids']):
-            self.prompt_ids[i, :len(ids)] = ids
-            lengths[i] = len(ids)
-        self.prompt_ids = self.prompt_ids.reshape(-1, 2, width)
-        self.prompt_lengths = lengths.reshape(-1, 2)
-
-    def batch(self, rows: np.ndarray, rng: np.random.Generator):
-        """Return ``(Stream, targets [B, T, decode_tokens] in bins)`` for the given streams."""
-        import torch
-
-        from vla_edge_ros.lab.train.model import Stream
-
-        c = self.config
-        targets = self.targets[rows]
-        noisy = targets[..., :-1] + rng.normal(0, TOKEN_NOISE_BINS, targets[..., :-1].shape)
-        decode_ids = np.full(targets.shape, c.begin_token, np.int64)
-        decode_ids[..., 1:] = c.action_token_offset + np.clip(
-            np.rint(noisy), 0, c.bins - 1).astype(np.int64)
-        plan = rng.integers(len(self.histories), size=len(rows))
-
-        def send(array):
-            return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-
-        stream = Stream(
-            images=self.images[send(rows)],
-            proprioception=send(self.arrays['proprioception'][rows]),
-            prompt_ids=send(self.prompt_ids[rows]),
-            prompt_lengths=send(self.prompt_lengths[rows]),
-            prompt_index=send(self.arrays['prompt_index'][rows]),
-            history=send(self.histories[plan]),
-            history_lengths=send(self.history_lengths[plan]),
-            decode_ids=send(decode_ids),
-        )
-        return stream, send(targets)
-
-
-def standardised(images, config: PolicyConfig, generator=None):
-    """Standardise uint8 images; with a generator also vary brightness, contrast and noise."""
-    import torch
-
-    x = images.float() / 255.0
-    if generator is not None:
-        def normal(*shape):
-            return torch.randn(*shape, generator=generator, device=images.device)
-
-        batch = images.shape[0]
-        x = x * (1 + 0.12 * normal(batch, 1, 1, 1, 1)) + 0.05 * normal(batch, 1, 1, 1, 3)
-        x = (x + 0.02 * normal(*x.shape)).clamp(0, 1)
-    mean = torch.tensor(config.image_mean, device=images.device)
-    std = torch.tensor(config.image_std, device=images.device)
-    return (x - mean) / std
-
-
 def soft_cross_entropy(logits, targets, bins: int):
     """Weighted cross-entropy against Gaussians around real-valued bins; also the mean error."""
     import torch
@@ -201,6 +108,7 @@ def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: 
     from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 
     from vla_edge_ros.lab.train import checkpoint
+    from vla_edge_ros.lab.train.batches import standardised, StreamSet
     from vla_edge_ros.lab.train.model import PolicyNetwork
 
     if device == 'auto':
@@ -283,9 +191,11 @@ def _learning_rate(settings: TrainSettings, step: int) -> float:
         0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * step / settings.steps)))
 
 
-def _validate(network, data: StreamSet, settings: TrainSettings) -> list[float]:
+def _validate(network, data, settings: TrainSettings) -> list[float]:
     """Mean distance in bins of each decoded token from the expert's, on unseen streams."""
     import torch
+
+    from vla_edge_ros.lab.train.batches import standardised
 
     errors = []
     rng = np.random.default_rng(settings.seed)
