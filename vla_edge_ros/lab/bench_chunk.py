@@ -8,9 +8,7 @@ runner must choose the same tokens before any is timed.
 import argparse
 from importlib import util
 import json
-import os
 from pathlib import Path
-import platform
 import time
 
 import numpy as np
@@ -18,6 +16,7 @@ import numpy as np
 from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.kernels import cpu
 from vla_edge_ros.lab.random_model import random_weights, TINY
+from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.policy.decoder import Transformer
 
 PROMPT_TOKENS = 24
@@ -129,9 +128,7 @@ def run(rounds: int, warm_up: int = 20, threads: int = 1) -> dict:
         for name, runner in (ours | peers).items():
             samples[name].append(measure(runner, embeddings[length:], length))
     record = {
-        'machine': f'{platform.machine()} {_processor()}',
-        'load_average': os.getloadavg()[0],
-        'versions': {'numpy': np.__version__, 'torch': torch.__version__},
+        'environment': environment_record() | {'torch': torch.__version__},
         'threads': threads,
         'rounds': rounds,
         'warm_up': warm_up,
@@ -147,14 +144,6 @@ def run(rounds: int, warm_up: int = 20, threads: int = 1) -> dict:
     )
     record['ratio_to_fastest_torch'] = round(ours_ms / peers_ms, 3)
     return record
-
-
-def _processor() -> str:
-    try:
-        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(':')[1].strip() for line in lines if 'model name' in line), '')
 
 
 def main(arguments: list[str] | None = None) -> int:

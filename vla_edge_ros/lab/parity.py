@@ -19,6 +19,7 @@ import numpy as np
 from vla_edge_ros.errors import VlaEdgeError
 from vla_edge_ros.kernels import cpu
 from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, random_weights
+from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.decoder import Transformer
 from vla_edge_ros.policy.weights import expected_shapes, load_weights
@@ -190,7 +191,8 @@ def main(arguments: list[str] | None = None) -> int:
         records.append(record)
         print(_line(record), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(records, indent=2) + '\n', encoding='utf-8')
+        record = {'environment': environment_record(), 'cases': records}
+        options.json.write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
     return 0 if all(record.get('passed', True) for record in records) else 1
 
 
