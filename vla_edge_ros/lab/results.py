@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 
+from vla_edge_ros.lab.record import environment_record
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDS = ROOT / 'docs' / 'results'
 CARD = ROOT / 'vla_edge_ros' / 'policies' / 'track' / 'README.md'
@@ -60,7 +62,8 @@ def _sim(vla_edge: list[str], path: Path) -> None:
     for control, delay_ms in settings:
         _call([*vla_edge, 'sim', '--episodes', EPISODES, '--control', control,
                '--delay-ms', delay_ms, '--json', part])
-        runs.append(json.loads(part.read_text(encoding='utf-8')))
+        summary = json.loads(part.read_text(encoding='utf-8'))
+        runs.append(summary | {'environment': environment_record()})
     part.unlink()
     path.write_text(json.dumps(runs, indent=1) + '\n', encoding='utf-8')
 
@@ -87,7 +90,8 @@ def demo_table() -> list[str]:
     return [
         f'**The loop, live**: `make demo`, three processes over DDS ({_source(run["record"])}).',
         '', '| quantity | value |', '|---|---|',
-        f'| ticks, without action or named fallback | {run["ticks"]}, {run["unexplained_ticks"]} |',
+        f'| ticks, of them without action or named fallback | {run["ticks"]}, '
+        f'{run["unexplained_ticks"]} |',
         f'| action rate | {run["action_rate_hz"]:.2f} Hz |',
         '| deviation from the period p50 / p99 / max | '
         f'{_milliseconds(run["period_deviation_ms"])} ms |',
@@ -123,7 +127,7 @@ def sim_table() -> list[str]:
                      f'{cell("oracle", delay_ms)} |')
     lines += [
         '', f'With the instruction naming another cube than is scored: {cell("wrong-colour", 0)}; '
-        f'with blank images: {cell("blank", 0)}. Part of the cliff is the product of the expert\'s '
+        f'with blank images: {cell("blank", 0)}. Part of the cliff is the product of the '
         'gain (8/s) and the delay, not of what the policy sees.',
     ]
     return lines
