@@ -16,13 +16,14 @@ MANIFEST = ElementTree.parse(ROOT / 'package.xml').getroot()
 DEPENDENCIES = {node.text for node in MANIFEST if node.tag.endswith('depend')}
 
 
-def test_colcon_sees_an_ament_python_package():
+def test_colcon_sees_an_ament_python_package(tmp_path):
     colcon = shutil.which('colcon', path=Path(sys.executable).parent) or shutil.which('colcon')
     if colcon is None:
         pytest.skip('colcon is not installed')
     # An invalid maintainer address silently makes it a plain Python package.
     done = subprocess.run(
-        [colcon, 'list', '--base-paths', ROOT], capture_output=True, text=True, cwd=ROOT)
+        [colcon, '--log-base', tmp_path, 'list', '--base-paths', ROOT],
+        capture_output=True, text=True)
     assert '(ros.ament_python)' in done.stdout, done.stderr
 
 
