@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 
 from vla_edge_ros.errors import ConfigError, ImageError, TransportError
+from vla_edge_ros.nodes.conversions import message_to_rgb8, to_ns
 from vla_edge_ros.replay.bag import (
     BagReader,
     BagWriter,
     COMPRESSED_IMAGE,
     IMAGE,
     JOINT_STATE,
-    message_to_rgb8,
-    stamp_to_ns,
     STRING,
 )
 
@@ -29,7 +28,7 @@ def test_bag_gives_back_what_was_written(tmp_path, storage, compressed):
             message = bag.decode(record)
             stamp_ns = START_NS + index * PERIOD_NS
             assert record.recorded_ns == stamp_ns + TRANSPORT_NS
-            assert stamp_to_ns(message.header.stamp) == stamp_ns
+            assert to_ns(message.header.stamp) == stamp_ns
             np.testing.assert_array_equal(message_to_rgb8(message), make_image(index))
         joints = [bag.decode(record) for record in bag.records(['/joint_states'])]
         assert list(joints[3].name) == ['x', 'y']

@@ -100,7 +100,7 @@ class Rig:
         self.camera = Camera(self.clock, **(camera or {}))
         self.admission = AdmissionController(AdmissionParameters(**(admission or {})))
         self.runner = VirtualRunner(self.clock, latency or ScriptedLatency())
-        self.proprioception = np.zeros(2, np.float32)
+        self.joints = (np.zeros(2, np.float32), math.inf)  # as if just received
         self.loop = ControlLoop(
             self.policy,
             self.camera,
@@ -110,7 +110,7 @@ class Rig:
             self.clock,
             self.clock,
             ControlLoopParameters(**loop),
-            lambda: self.proprioception,
+            lambda: self.joints,
         )
         self.loop.set_instruction('reach the red cube')
         self.next_ns = 0
@@ -237,10 +237,19 @@ def test_frame_too_far_from_now_is_not_looked_at(delay_ms):
     assert rig.policy.calls == []
 
 
+def test_joint_states_received_too_long_ago_are_not_used():
+    rig = Rig(max_joint_state_age_ms=100.0)
+    rig.joints = (rig.joints[0], 0)
+    reasons = names(rig.run(6), 'reason')
+    assert reasons.index('no_proprioception') == 4  # ticks at 0, 33, 67, 100 and 133 ms
+    rig.joints = (rig.joints[0], rig.next_ns)
+    assert rig.tick().cause.value == 'fresh'
+
+
 def test_missing_inputs_are_told_apart():
     rig = Rig(camera={'delay_ms': 50.0})
     assert names(rig.run(3), 'reason') == ['no_frame', 'no_frame', 'no_estimate']
-    rig.proprioception = None
+    rig.joints = None
     assert rig.tick().reason.value == 'no_proprioception'
     rig.loop.instruction = None
     assert rig.tick().reason.value == 'no_instruction'

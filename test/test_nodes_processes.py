@@ -16,13 +16,13 @@ from ros_testing import diagnostic_values, ros_graph
 from sensor_msgs.msg import TimeReference
 
 from vla_edge_ros.errors import BackendUnavailable
+from vla_edge_ros.nodes.conversions import to_ns
 from vla_edge_ros.nodes.environment import (
     free_domain_id,
     node_command,
     node_environment,
     start_process,
 )
-from vla_edge_ros.nodes.messages import to_ns
 from vla_edge_ros.telemetry.trace import read_trace
 
 HERE = Path(__file__).resolve().parent

@@ -16,8 +16,8 @@ from std_srvs.srv import SetBool, Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_edge_ros.errors import WeightsError
+from vla_edge_ros.nodes.conversions import to_ns
 from vla_edge_ros.nodes.lifecycle import ERROR, FAILURE, SUCCESS
-from vla_edge_ros.nodes.messages import to_ns
 from vla_edge_ros.nodes.reasoning import ReasoningNode
 from vla_edge_ros.runtime.frame_buffer import FrameWriter
 from vla_edge_ros.telemetry.trace import read_trace

@@ -29,8 +29,8 @@ from sensor_msgs.msg import TimeReference
 sys.path.insert(0, os.path.dirname(__file__))
 from ros_testing import Graph
 
+from vla_edge_ros.nodes.conversions import to_ns
 from vla_edge_ros.nodes.environment import free_domain_id, node_command, start_process
-from vla_edge_ros.nodes.messages import to_ns
 
 NAMESPACE = '/launched'
 REASONING = f'{NAMESPACE}/reasoning_node'

@@ -15,7 +15,7 @@ from std_msgs.msg import String
 from trajectory_msgs.msg import JointTrajectory
 
 from vla_edge_ros.demo.state import REASONING, RunState
-from vla_edge_ros.nodes.messages import to_ns
+from vla_edge_ros.nodes.conversions import to_ns
 from vla_edge_ros.replay.bag import BagWriter
 
 OBSERVATION, STATUS = f'/{REASONING}/observation', f'/{REASONING}/status'

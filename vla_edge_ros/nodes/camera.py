@@ -10,11 +10,15 @@ from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from sensor_msgs.msg import CompressedImage, Image
 
-from vla_edge_ros.errors import ImageError, VlaEdgeError
-from vla_edge_ros.nodes.conversions import compressed_to_rgb8, MAX_SIDE, resize_rgb8
+from vla_edge_ros.errors import VlaEdgeError
+from vla_edge_ros.nodes.conversions import (
+    image_stamp_ns,
+    MAX_SIDE,
+    message_to_rgb8,
+    resize_rgb8,
+)
 from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, ERROR, OK, Report, RosClock, WARN
 from vla_edge_ros.nodes.image_backend import BACKENDS, make_decoder
-from vla_edge_ros.nodes.messages import to_ns
 from vla_edge_ros.nodes.ros_parameters import RosParameters
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.runtime.frame_buffer import FrameWriter
@@ -121,15 +125,13 @@ class CameraNode(Node):
         self._take(message, self._decode)
 
     def _on_compressed(self, message: CompressedImage) -> None:
-        self._take(message, lambda m: compressed_to_rgb8(m.data))
+        self._take(message, message_to_rgb8)
 
     def _take(self, message, decode: Callable[[object], np.ndarray]) -> None:
         self.received += 1
         received_ns = self._clock_ros.now_ns()
         try:
-            stamp_ns = to_ns(message.header.stamp)
-            if stamp_ns <= 0:
-                raise ImageError('header.stamp', 'must be set by the camera driver', stamp_ns)
+            stamp_ns = image_stamp_ns(message)
             image = decode(message)
             parameters = self.parameters[CameraParameters]
             height = parameters.height or image.shape[0]

@@ -1,21 +1,27 @@
 """
-Image messages to RGB arrays, with NumPy and OpenCV alone.
+Incoming messages to plain values, with NumPy and OpenCV alone.
 
-Every encoding a camera driver commonly sends becomes ``uint8 [height, width, 3]`` in R, G, B
+The functions look at fields only, so that live messages and those of a bag are read alike. Every
+encoding a camera driver commonly sends becomes ``uint8 [height, width, 3]`` in R, G, B
 order. Sixteen-bit grey (``mono16``, ``16UC1``) is scaled by 255/65535, as cv_bridge does.
 Floating-point images have no defined brightness and are refused like any unknown encoding. A
 message that contradicts itself raises ``ImageError`` before a byte of it is used.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
-from vla_edge_ros.errors import ImageError
+from vla_edge_ros.clock import NS_PER_S
+from vla_edge_ros.errors import ConfigError, ImageError
 from vla_edge_ros.policy.vision import resize_rgb8
 
-__all__ = ['compressed_to_rgb8', 'image_to_rgb8', 'MAX_SIDE', 'resize_rgb8']
+__all__ = [
+    'compressed_to_rgb8', 'image_stamp_ns', 'image_to_rgb8', 'joint_positions', 'MAX_SIDE',
+    'message_to_rgb8', 'resize_rgb8', 'to_ns',
+]
 
 MAX_SIDE = 16384
 _JPEG_START = b'\xff\xd8'
@@ -52,6 +58,55 @@ _LAYOUTS = {
     'bayer_grbg8': _Layout(1, 1, cv2.COLOR_BayerGRBG2RGB, 2, 2),
 }
 ENCODINGS = tuple(_LAYOUTS)
+
+
+def to_ns(stamp: Any) -> int:
+    """Return a ``builtin_interfaces`` time or duration in ns."""
+    return stamp.sec * NS_PER_S + stamp.nanosec
+
+
+def image_stamp_ns(message: Any) -> int:
+    """Return the header stamp of an image, ns; raises ``ImageError`` when nobody set it."""
+    stamp_ns = to_ns(message.header.stamp)
+    if stamp_ns <= 0:
+        raise ImageError('header.stamp', 'must be set by the camera driver', stamp_ns)
+    return stamp_ns
+
+
+def joint_positions(message: Any, joint_names: Sequence[str]) -> np.ndarray:
+    """
+    Return the positions of ``joint_names`` in a ``JointState``, float32 in that order.
+
+    Raises
+    ------
+    ConfigError
+        A joint is missing or its position is not finite.
+
+    """
+    by_name = dict(zip(message.name, message.position))
+    values = np.array([by_name.get(name, np.nan) for name in joint_names], np.float32)
+    if not np.isfinite(values).all():
+        rule = f'must give a finite position for each of {", ".join(joint_names)}'
+        raise ConfigError('joint_states', rule, list(message.name))
+    return values
+
+
+def message_to_rgb8(message: Any) -> np.ndarray:
+    """
+    Return the pixels of an ``Image`` or ``CompressedImage``, uint8 ``[height, width, 3]``.
+
+    Raises
+    ------
+    ImageError
+        The image cannot be decoded.
+
+    """
+    if hasattr(message, 'format'):
+        return compressed_to_rgb8(message.data)
+    return image_to_rgb8(
+        message.encoding, message.height, message.width, message.step,
+        bool(message.is_bigendian), message.data,
+    )
 
 
 def image_to_rgb8(

@@ -9,7 +9,7 @@ import numpy as np
 from sensor_msgs.msg import Image
 
 from vla_edge_ros.errors import BackendUnavailable, ImageError
-from vla_edge_ros.nodes.conversions import image_to_rgb8
+from vla_edge_ros.nodes.conversions import message_to_rgb8
 
 BACKENDS = ('auto', 'cv_bridge', 'numpy')
 # What cv_bridge converts exactly as we do; the rest it refuses or leaves undefined.
@@ -23,14 +23,6 @@ assert CvBridge().imgmsg_to_cv2(image, 'rgb8')[1, 1].tolist() == [11, 10, 9]
 _PROBE_TIMEOUT_S = 20.0
 
 Decoder = Callable[[Image], np.ndarray]
-
-
-def decode(message: Image) -> np.ndarray:
-    """Decode a message with NumPy and OpenCV; raises ``ImageError``."""
-    return image_to_rgb8(
-        message.encoding, message.height, message.width, message.step,
-        bool(message.is_bigendian), message.data,
-    )
 
 
 def cv_bridge_problem() -> str:
@@ -63,7 +55,7 @@ def make_decoder(backend: str) -> tuple[str, Decoder]:
         return 'cv_bridge', _bridge_decoder()
     if backend == 'cv_bridge':
         raise BackendUnavailable('image_backend', f'cannot be cv_bridge: {problem}', backend)
-    return 'numpy', decode
+    return 'numpy', message_to_rgb8
 
 
 def _bridge_decoder() -> Decoder:
@@ -72,7 +64,7 @@ def _bridge_decoder() -> Decoder:
 
     def decode_bridged(message: Image) -> np.ndarray:
         if message.encoding not in _BRIDGED:
-            return decode(message)
+            return message_to_rgb8(message)
         try:
             return bridge.imgmsg_to_cv2(message, 'rgb8')
         except (CvBridgeError, TypeError, ValueError) as error:

@@ -6,12 +6,13 @@ from builtin_interfaces.msg import Duration, Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from geometry_msgs.msg import TwistStamped
 import numpy as np
-from sensor_msgs.msg import JointState, TimeReference
+from sensor_msgs.msg import TimeReference
 from std_msgs.msg import Float64MultiArray, MultiArrayDimension
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.nodes.conversions import to_ns
 
 ACTION_TYPES = {
     'joint_trajectory': JointTrajectory,
@@ -22,11 +23,6 @@ _TWIST_AXES = (
     ('linear', 'x'), ('linear', 'y'), ('linear', 'z'),
     ('angular', 'x'), ('angular', 'y'), ('angular', 'z'),
 )
-
-
-def to_ns(stamp: Time | Duration) -> int:
-    """Return a ROS time or duration in ns."""
-    return stamp.sec * NS_PER_S + stamp.nanosec
 
 
 def to_time(stamp_ns: int) -> Time:
@@ -110,24 +106,6 @@ def velocities_at(message, elapsed_ns: int, joint_names: Sequence[str]) -> list[
     if len(values) < len(joint_names) or not np.isfinite(values).all():
         rule = f'must give a finite velocity for each of {", ".join(joint_names)}'
         raise ConfigError('action', rule, values)
-    return values
-
-
-def joint_positions(message: JointState, joint_names: Sequence[str]) -> np.ndarray:
-    """
-    Return the positions of ``joint_names`` in that order, float32.
-
-    Raises
-    ------
-    ConfigError
-        A joint is missing or its position is not finite.
-
-    """
-    by_name = dict(zip(message.name, message.position, strict=False))
-    values = np.array([by_name.get(name, np.nan) for name in joint_names], np.float32)
-    if not np.isfinite(values).all():
-        rule = f'must give a finite position for each of {", ".join(joint_names)}'
-        raise ConfigError('joint_states', rule, list(message.name))
     return values
 
 

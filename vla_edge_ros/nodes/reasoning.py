@@ -11,33 +11,30 @@ import traceback
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 import numpy as np
-from rclpy.clock import Clock, ClockType, JumpThreshold
+from rclpy.clock import Clock as NodeClock
+from rclpy.clock import ClockType, JumpThreshold
 from rclpy.duration import Duration
 from rclpy.qos import DurabilityPolicy, qos_profile_sensor_data, QoSProfile
 from sensor_msgs.msg import JointState, TimeReference
 from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
 
-from vla_edge_ros.clock import MonotonicClock, NS_PER_MS
+from vla_edge_ros.clock import Clock, MonotonicClock
 from vla_edge_ros.errors import ConfigError, VlaEdgeError
 from vla_edge_ros.nodes import engine
 from vla_edge_ros.nodes.camera import frame_buffer_name, FrameBufferParameters
 from vla_edge_ros.nodes.control_thread import ControlThread
+from vla_edge_ros.nodes.conversions import joint_positions
 from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, ERROR, OK, Report, RosClock, WARN
 from vla_edge_ros.nodes.lifecycle import ManagedNode, SUCCESS
-from vla_edge_ros.nodes.messages import (
-    action_message,
-    ACTION_TYPES,
-    joint_positions,
-    observation_reference,
-)
+from vla_edge_ros.nodes.messages import action_message, ACTION_TYPES, observation_reference
 from vla_edge_ros.nodes.realtime import apply_to_thread, lock_memory, RealtimeParameters
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters, Cause
 from vla_edge_ros.runtime.admission import AdmissionController, AdmissionParameters
 from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters, StepResult
 from vla_edge_ros.runtime.frame_buffer import FrameReader
-from vla_edge_ros.runtime.runner import ThreadRunner
+from vla_edge_ros.runtime.runner import Runner, ThreadRunner
 from vla_edge_ros.telemetry.trace import TraceWriter
 
 STATUS_PERIOD_S = 0.1
@@ -66,9 +63,6 @@ class ReasoningParameters:
     use_joint_states: bool = parameter(
         True, 'Wait for joint states; without them the policy sees its mean pose.', read_only=True
     )
-    max_joint_state_age_ms: float = parameter(
-        500.0, 'Joint states received longer ago are not used.', unit='ms', range=(1.0, 60000.0)
-    )
     trace_path: str = parameter(
         '', 'CSV file for one record a tick; empty for none.', read_only=True
     )
@@ -87,8 +81,10 @@ class ReasoningNode(ManagedNode):
         Context manager for loading and compiling, which a stop signal may abandon.
     load_policy, calibrate : callable
         As in ``nodes/engine.py``.
-    steady : Clock, optional
-        Monotonic time.
+    clock, steady : Clock, optional
+        Other clocks than the node's and the machine's.
+    make_runner : callable
+        Takes the steady clock, returns where the policy runs while the node is active.
     options
         For ``rclpy.node.Node``.
 
@@ -99,7 +95,9 @@ class ReasoningNode(ManagedNode):
         interruptible: Callable[[], AbstractContextManager] = nullcontext,
         load_policy: Callable = engine.load_policy,
         calibrate: Callable = engine.calibrate,
-        steady=None,
+        clock: Clock | None = None,
+        steady: Clock | None = None,
+        make_runner: Callable[[Clock], Runner] = ThreadRunner,
         **options,
     ):
         sets = (
@@ -110,7 +108,8 @@ class ReasoningNode(ManagedNode):
         self._load_policy = load_policy
         self._calibrate = calibrate
         self._steady = steady or MonotonicClock()
-        self._clock_ros = RosClock(self)
+        self._make_runner = make_runner
+        self._clock_ros = clock or RosClock(self)
         self._policy = self._calibration = self._reader = None
         self._actions = self._observations = None
         self._loop = self._runner = self._control = self._trace = self._jump = None
@@ -131,7 +130,7 @@ class ReasoningNode(ManagedNode):
         self.create_service(SetBool, '~/hold', self._on_hold)
         self.create_service(Trigger, '~/reset', self._on_reset)
         self._status = self.create_publisher(DiagnosticStatus, '~/status', 10)
-        self._steady_ros = Clock(clock_type=ClockType.STEADY_TIME)
+        self._steady_ros = NodeClock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(STATUS_PERIOD_S, self._on_status_timer, clock=self._steady_ros)
         DiagnosticsTimer(self, self._report)
         self._autostart = None
@@ -162,7 +161,7 @@ class ReasoningNode(ManagedNode):
         self._failure, self._last, self._policy_error = None, None, ''
         admission = AdmissionController(parameters[AdmissionParameters])
         admission.seed(*self._calibration)
-        self._runner = ThreadRunner(self._steady)
+        self._runner = self._make_runner(self._steady)
         self._loop = ControlLoop(
             self._policy, self._reader, admission,
             ActionQueue(parameters[ActionQueueParameters]), self._runner, self._clock_ros,
@@ -292,15 +291,11 @@ class ReasoningNode(ManagedNode):
                 safe.action, safe.chunk, safe.chunk_index, self._clock_ros.now_ns()
             )
 
-    def _read_joints(self) -> np.ndarray | None:
-        parameters = self.parameters[ReasoningParameters]
-        if not parameters.use_joint_states:
-            return np.asarray(self._policy.config.proprioception_mean, np.float32)
-        if self._joints is None:
-            return None
-        positions, received_ns = self._joints
-        age_ns = self._steady.now_ns() - received_ns
-        return positions if age_ns <= parameters.max_joint_state_age_ms * NS_PER_MS else None
+    def _read_joints(self) -> tuple[np.ndarray, int] | None:
+        config = self._policy.config
+        if config.joint_names and self.parameters[ReasoningParameters].use_joint_states:
+            return self._joints
+        return np.asarray(config.proprioception_mean, np.float32), self._steady.now_ns()
 
     # Callbacks of the executor.
 

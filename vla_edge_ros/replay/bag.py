@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rosbags.interfaces import (
     Qos,
     QosDurability,
@@ -24,7 +23,6 @@ from rosbags.typesys import get_typestore, Stores
 
 from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.errors import ConfigError, TransportError
-from vla_edge_ros.nodes.conversions import compressed_to_rgb8, image_to_rgb8
 
 IMAGE = 'sensor_msgs/msg/Image'
 COMPRESSED_IMAGE = 'sensor_msgs/msg/CompressedImage'
@@ -133,33 +131,6 @@ class BagReader:
     def _corrupt(self, error: Exception) -> TransportError:
         rule = f'must be a readable rosbag2 ({type(error).__name__}: {error})'
         return TransportError('bag', rule, str(self.path))
-
-
-def stamp_to_ns(stamp: Any) -> int:
-    """Return a ``builtin_interfaces/Time`` in ns."""
-    return stamp.sec * NS_PER_S + stamp.nanosec
-
-
-def message_to_rgb8(message: Any) -> np.ndarray:
-    """
-    Return the pixels of an ``Image`` or ``CompressedImage``, uint8 ``[height, width, 3]``.
-
-    Raises
-    ------
-    ImageError
-        The image cannot be decoded.
-
-    """
-    if hasattr(message, 'format'):
-        return compressed_to_rgb8(message.data)
-    return image_to_rgb8(
-        message.encoding,
-        message.height,
-        message.width,
-        message.step,
-        bool(message.is_bigendian),
-        message.data,
-    )
 
 
 class BagWriter:

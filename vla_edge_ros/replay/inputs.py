@@ -1,7 +1,7 @@
 """
 What the control loop sees of a bag at one moment of recorded time.
 
-Frames take the same way as through the live nodes: the same decoding, the same resize.
+Messages are read by the same functions as in the live nodes.
 """
 
 from collections import Counter
@@ -9,17 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_edge_ros.errors import ConfigError, ImageError, TransportError, VlaEdgeError
-from vla_edge_ros.nodes.conversions import resize_rgb8
+from vla_edge_ros.errors import ConfigError, TransportError, VlaEdgeError
+from vla_edge_ros.nodes.conversions import image_stamp_ns, joint_positions, message_to_rgb8
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.replay.bag import (
     BagReader,
     COMPRESSED_IMAGE,
     IMAGE,
     JOINT_STATE,
-    message_to_rgb8,
     Record,
-    stamp_to_ns,
     STRING,
 )
 from vla_edge_ros.runtime.frame_buffer import Frame
@@ -56,7 +54,7 @@ class BagInputs:
     parameters : ReplayParameters
         Topics and instruction.
     config : PolicyConfig
-        Image size and joint names that the policy wants.
+        Joint names that the policy wants.
 
     Raises
     ------
@@ -78,9 +76,9 @@ class BagInputs:
         self.images = self.frames = 0
         self.errors: Counter[str] = Counter()
         self._bag = bag
-        self._config = config
+        self._joint_names = config.joint_names
         self._frame: Frame | None = None
-        self._positions = None if config.joint_names else np.zeros(0, np.float32)
+        self._joints: tuple[np.ndarray, int] | None = None
         self._instruction: str | None = parameters.instruction or None
         topics = input_topics(bag, parameters, bool(config.joint_names))
         self._records = bag.records(list(topics.values()))
@@ -109,9 +107,9 @@ class BagInputs:
         """Return the newest frame."""
         return self._frame
 
-    def read_positions(self) -> np.ndarray | None:
-        """Return the newest joint positions."""
-        return self._positions
+    def read_joints(self) -> tuple[np.ndarray, int] | None:
+        """Return the newest joint positions and when they were recorded, ns."""
+        return self._joints
 
     def take_instruction(self) -> str | None:
         """Return the instruction that came since the last call, if any."""
@@ -127,27 +125,15 @@ class BagInputs:
                     raise ConfigError('instruction', 'must not be blank', message.data)
                 self._instruction = message.data
             elif record.message_type == JOINT_STATE:
-                self._positions = self._positions_of(message)
+                self._joints = joint_positions(message, self._joint_names), record.recorded_ns
             else:
                 self._frame = self._frame_of(message, record.recorded_ns)
         except VlaEdgeError as error:  # as in the live nodes, a bad message changes nothing
             self.errors[str(error)] += 1
 
-    def _positions_of(self, message) -> np.ndarray:
-        names = self._config.joint_names
-        by_name = dict(zip(message.name, message.position))
-        positions = np.array([by_name.get(name, np.nan) for name in names], np.float32)
-        if not np.isfinite(positions).all():
-            rule = f'must give finite positions of {", ".join(names)}'
-            raise ConfigError('joint_states', rule, message.name)
-        return positions
-
     def _frame_of(self, message, received_ns: int) -> Frame:
-        stamp_ns = stamp_to_ns(message.header.stamp)
-        if stamp_ns <= 0:
-            raise ImageError('header.stamp', 'must be set by the camera driver', stamp_ns)
+        stamp_ns = image_stamp_ns(message)
         image = message_to_rgb8(message)
-        image = resize_rgb8(image, self._config.image_width, self._config.image_height)
         self.frames += 1
         return Frame(image, stamp_ns, received_ns, self.frames)
 

@@ -68,10 +68,10 @@ def play(
     try:
         rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
         node = Node('vla_edge_replay')
-        publishers = {topic: _publisher(node, topic, bag.topics[topic]) for topic in topics}
+        publishers = {topic: make_publisher(node, topic, bag.topics[topic]) for topic in topics}
         if instruction is not None:
             topic, text = instruction
-            instructor = _publisher(node, topic, STRING)
+            instructor = make_publisher(node, topic, STRING)
             instructor.publish(String(data=text))
         clock = node.create_publisher(Clock, '/clock', 1)
         _await_subscribers(node, publishers.values())
@@ -98,7 +98,8 @@ def _play(records, publishers, clock, rate) -> dict[str, int]:
     return published
 
 
-def _publisher(node: Node, topic: str, message_type: str):
+def make_publisher(node: Node, topic: str, message_type: str):
+    """Return a publisher for serialised messages, with the quality of service of its kind."""
     package, _, name = message_type.split('/')
     message_class = getattr(importlib.import_module(f'{package}.msg'), name)
     if message_type in (IMAGE, COMPRESSED_IMAGE):

@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 import sys
 
+import numpy as np
+
 from vla_edge_ros.clock import ManualClock, NS_PER_MS
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.nodes.process import Interrupted, StopRequest
@@ -72,6 +74,10 @@ def replay_bag(
     with BagReader(path) as bag:
         inputs = BagInputs(bag, parameters, policy.config)
         clock = ManualClock(inputs.start_ns)
+        read_joints = inputs.read_joints
+        if not policy.config.joint_names:
+            pose = np.asarray(policy.config.proprioception_mean, np.float32)
+            read_joints = lambda: (pose, clock.now_ns())  # noqa: E731
         controller = AdmissionController(admission)
         controller.seed(parameters.prefill_ms, parameters.decode_ms)
         control_loop = ControlLoop(
@@ -83,7 +89,7 @@ def replay_bag(
             clock,
             clock,
             loop,
-            inputs.read_positions,
+            read_joints,
         )
         control_loop.reset()
         with TraceWriter(trace_path, policy.config.action_dim, lossless=True) as trace:

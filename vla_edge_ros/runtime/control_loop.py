@@ -59,6 +59,9 @@ class ControlLoopParameters:
         unit='ms',
         range=(1.0, 3.6e6),
     )
+    max_joint_state_age_ms: float = parameter(
+        500.0, 'Joint states received longer ago are not used', unit='ms', range=(1.0, 60_000.0)
+    )
     frozen_camera_ticks: int = parameter(
         15,
         'Ticks in a row without a new frame after which the camera is frozen',
@@ -143,7 +146,8 @@ class ControlLoop:
     parameters : ControlLoopParameters, optional
         Timing and input limits.
     read_proprioception : callable, optional
-        Returns the joint state as the caller's own array, or None while there is none.
+        Returns the joint state as the caller's own array with the steady time of its reception,
+        ns; or None while there is none.
 
     Attributes
     ----------
@@ -164,7 +168,7 @@ class ControlLoop:
         clock: Clock,
         steady: Clock,
         parameters: ControlLoopParameters | None = None,
-        read_proprioception: Callable[[], np.ndarray | None] | None = None,
+        read_proprioception: Callable[[], tuple[np.ndarray, int] | None] | None = None,
     ):
         self.parameters = parameters or ControlLoopParameters()
         self.admission = admission
@@ -287,10 +291,11 @@ class ControlLoop:
             return frame, None, Reason.STALE_FRAME
         if self._read_proprioception is None:
             return frame, None, None
-        proprioception = self._read_proprioception()
-        if proprioception is None:
+        joints = self._read_proprioception()
+        oldest_ns = self._steady.now_ns() - self.parameters.max_joint_state_age_ms * NS_PER_MS
+        if joints is None or joints[1] < oldest_ns:
             return frame, None, Reason.NO_PROPRIOCEPTION
-        return frame, proprioception, None
+        return frame, joints[0], None
 
     def _start(self, frame, proprioception, decode, scheduled_ns, deadline_ns) -> None:
         self._job = PolicyJob(

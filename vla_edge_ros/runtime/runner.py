@@ -50,6 +50,11 @@ class Runner(Protocol):
     """Runs one job at a time."""
 
     @property
+    def native_id(self) -> int:
+        """Thread id of where jobs run, as the operating system knows it; 0 is the caller's."""
+        ...
+
+    @property
     def busy(self) -> bool:
         """Tell whether a job was started whose outcome has not been collected."""
         ...
@@ -74,6 +79,8 @@ class VirtualRunner:
     The job computes its real result at once; its outcome becomes visible only when the clock
     has moved on by the stage costs drawn from ``latency``, which also replace the measured ones.
     """
+
+    native_id = 0
 
     def __init__(self, clock: ManualClock, latency: LatencyModel):
         self._clock = clock

@@ -125,9 +125,9 @@ class Camera:
         self._viewer.set_state(state)
         return Frame(self._draw(), stamp_ns, stamp_ns + self._delay_ns, sequence)
 
-    def joint_positions(self) -> np.ndarray:
-        """Return the joint positions that belong to the frame read last."""
-        return self._viewer.joint_positions
+    def read_joints(self) -> tuple[np.ndarray, int]:
+        """Return the joint positions that belong to the frame read last, and the time."""
+        return self._viewer.joint_positions, self._clock.now_ns()
 
 
 class Oracle:
@@ -226,7 +226,7 @@ class Simulator:
         admission.seed(compute_ms - decode_ms, decode_ms)
         loop = ControlLoop(
             self._policy, camera, admission, ActionQueue(), VirtualRunner(clock, latency),
-            clock, clock, read_proprioception=camera.joint_positions)
+            clock, clock, read_proprioception=camera.read_joints)
         loop.set_instruction(task.instruction)
         cell = _Cell(world, camera)
         ages_ms = []
