@@ -50,7 +50,10 @@ def write_joints(writer, topic, positions, recorded_ns, names=('x', 'y')):
     writer.write_fields(topic, JOINT_STATE, fields, recorded_ns)
 
 
-def make_bag(path, frames=30, storage='sqlite3', compressed=False, text='reach the red cube'):
+def make_bag(
+    path, frames=30, storage='sqlite3', compressed=False, text='reach the red cube',
+    names=('x', 'y'),
+):
     """Write a bag of a 60 Hz camera, joint states and an instruction; return its path."""
     with BagWriter(path, storage) as writer:
         if text:
@@ -58,7 +61,8 @@ def make_bag(path, frames=30, storage='sqlite3', compressed=False, text='reach t
             writer.write_fields('/instruction', STRING, fields, START_NS - 1, latched=True)
         for index in range(frames):
             stamp_ns = START_NS + index * PERIOD_NS
-            write_joints(writer, '/joint_states', [0.001 * index, -0.001 * index], stamp_ns)
+            positions = [0.001 * index, -0.001 * index]
+            write_joints(writer, '/joint_states', positions, stamp_ns, names)
             write = write_png if compressed else write_image
             topic = '/camera/image_raw/compressed' if compressed else '/camera/image_raw'
             write(writer, topic, make_image(index), stamp_ns, stamp_ns + TRANSPORT_NS)

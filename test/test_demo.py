@@ -18,6 +18,7 @@ from vla_edge_ros.demo.live_view import line, LINE_PERIOD_S, LiveView
 from vla_edge_ros.demo.processes import CpuMeter, NodeFailed, NodeProcesses
 from vla_edge_ros.demo.state import CAMERA, REASONING, RunState, SIM
 from vla_edge_ros.errors import ConfigError, TransportError
+from vla_edge_ros.nodes.process import StopRequest
 
 PATIENT = (
     'import signal, sys, time\n'
@@ -176,10 +177,10 @@ def options(*words: str):
 
 def test_bad_options_are_refused_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match='--seconds must be in 1..86400 s, got 0.0'):
-        demo_module.run(options('--seconds', '0'))
+        demo_module.run(options('--seconds', '0'), StopRequest())
     (tmp_path / 'file').write_text('')
     with pytest.raises(TransportError, match='--out must be a folder'):
-        demo_module.run(options('--out', str(tmp_path / 'file' / 'demo')))
+        demo_module.run(options('--out', str(tmp_path / 'file' / 'demo')), StopRequest())
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

@@ -7,6 +7,7 @@ import pytest
 
 from vla_edge_ros import doctor
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
+from vla_edge_ros.nodes.process import StopRequest
 
 
 def options(**changes):
@@ -40,13 +41,13 @@ def test_policy_with_a_slow_tail_holds_it_mostly():
 
 
 def test_healthy_machine_exits_with_0_and_gives_advice(healthy, capsys):
-    assert doctor.run(options()) == 0
+    assert doctor.run(options(), StopRequest()) == 0
     assert 'ok       policy' in capsys.readouterr().out
 
 
 def test_slow_policy_is_no_broken_essential(healthy, monkeypatch):
     monkeypatch.setattr(doctor, 'measure_policy', lambda _folder, runs: (1.0, [90.0] * runs))
-    assert doctor.run(options()) == 0
+    assert doctor.run(options(), StopRequest()) == 0
 
 
 def test_raising_check_is_a_finding_and_exits_with_1(healthy, monkeypatch, capsys):
@@ -54,12 +55,12 @@ def test_raising_check_is_a_finding_and_exits_with_1(healthy, monkeypatch, capsy
         raise BackendUnavailable('rclpy', 'must be importable', 'nothing')
 
     monkeypatch.setattr(doctor, 'check_rclpy', check)
-    assert doctor.run(options()) == 1
+    assert doctor.run(options(), StopRequest()) == 1
     assert 'broken   rclpy          rclpy must be importable' in capsys.readouterr().out
 
 
 def test_json_holds_every_check_and_the_figures(healthy, capsys):
-    assert doctor.run(options(json=True)) == 0
+    assert doctor.run(options(json=True), StopRequest()) == 0
     report = json.loads(capsys.readouterr().out)
     assert report['ok'] and len(report['checks']) == 8
     assert report['checks'][-1]['figures']['chunk_ms']['p99'] == 10.0
@@ -91,6 +92,6 @@ def test_missing_checkpoint_is_named(tmp_path):
 
 def test_bad_options_are_refused():
     with pytest.raises(ConfigError, match='--runs must be >= 1'):
-        doctor.run(options(runs=0))
+        doctor.run(options(runs=0), StopRequest())
     with pytest.raises(ConfigError, match='--deadline-ms must be > 0'):
-        doctor.run(options(deadline_ms=float('nan')))
+        doctor.run(options(deadline_ms=float('nan')), StopRequest())

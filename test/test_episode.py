@@ -3,9 +3,10 @@ import json
 import numpy as np
 import pytest
 
-from vla_edge_ros.cli import main
+from vla_edge_ros import cli
 from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.errors import BackendUnavailable, ConfigError, VlaEdgeError
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.action_tokens import ActionChunk
 from vla_edge_ros.policy.policy import Observation
 from vla_edge_ros.sim import rendering
@@ -153,20 +154,21 @@ def test_result_does_not_depend_on_workers():
     summaries = []
     for workers in (1, 2):
         batch = BatchParameters(episodes=6, seed=5, workers=workers)
-        summaries.append(summarise(run_episodes(batch, parameters), batch, parameters))
+        results = run_episodes(batch, parameters, StopRequest())
+        summaries.append(summarise(results, batch, parameters))
     assert summaries[0] == summaries[1]
 
 
 def test_worker_error_reaches_the_caller(tmp_path):
     batch = BatchParameters(episodes=2, workers=2)
     with pytest.raises(VlaEdgeError, match=str(tmp_path)):
-        list(run_episodes(batch, EpisodeParameters(policy=str(tmp_path))))
+        list(run_episodes(batch, EpisodeParameters(policy=str(tmp_path)), StopRequest()))
 
 
 def test_command_writes_its_summary(tmp_path, capsys):
     path = tmp_path / 'new' / 'sim.json'
     words = ['sim', '--episodes', '3', '--seed', '2', '--workers', '1', '--control', 'oracle']
-    assert main([*words, '--json', str(path)]) == 0
+    assert cli.run([*words, '--json', str(path)], StopRequest()) == 0
     summary = json.loads(path.read_text())
     assert summary['episodes'] == 3
     assert summary['success_rate'] == 1.0
@@ -184,7 +186,8 @@ def test_command_writes_its_summary(tmp_path, capsys):
     ('policy', '/nonexistent'),
 ])
 def test_bad_value_is_one_clear_line(option, value, capsys):
-    assert main(['sim', '--workers', '1', f'--{option}', value]) == 2
+    words = ['sim', '--workers', '1', f'--{option}', value]
+    assert cli.run(words, StopRequest()) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(f'vla-edge: {option.replace("-", "_")} must be')
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from vla_edge_ros.errors import ConfigError, TransportError
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.action_tokens import ActionChunk
 from vla_edge_ros.replay.bag import BagReader, BagWriter, STRING
 from vla_edge_ros.replay.inputs import BagInputs, ReplayParameters
@@ -230,12 +231,6 @@ def test_inputs_show_nothing_from_the_future(tmp_path):
         assert inputs.exhausted
 
 
-@pytest.fixture
-def own_signals(monkeypatch):
-    """Leave the signal handlers of the test process alone."""
-    monkeypatch.setattr('vla_edge_ros.nodes.process.StopRequest.install', lambda self: None)
-
-
 def parse(*words):
     """Parse the options of the subcommand."""
     parser = ArgumentParser()
@@ -243,10 +238,10 @@ def parse(*words):
     return parser.parse_args([str(word) for word in words])
 
 
-def test_command_line_writes_trace_and_summary(tmp_path, monkeypatch, capsys, own_signals):
+def test_command_line_writes_trace_and_summary(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr('vla_edge_ros.policy.policy.Policy.load', lambda folder: FakePolicy())
     bag, out = make_bag(tmp_path / 'bag', 11), tmp_path / 'out'
-    assert run(parse(bag, '--out', out, '--latency-ms', '4,6')) == 0
+    assert run(parse(bag, '--out', out, '--latency-ms', '4,6'), StopRequest()) == 0
     summary = json.loads((out / 'summary.json').read_text())
     assert summary == json.loads(capsys.readouterr().out)
     assert summary['ticks'] == 6
@@ -254,11 +249,11 @@ def test_command_line_writes_trace_and_summary(tmp_path, monkeypatch, capsys, ow
 
 
 @pytest.mark.parametrize('text', ['8', 'a,b', '1,2,3', '-1,2', 'nan,1'])
-def test_latency_option_that_makes_no_sense_is_refused(tmp_path, text, own_signals):
+def test_latency_option_that_makes_no_sense_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match='latency-ms|prefill_ms'):
-        run(parse(tmp_path, f'--latency-ms={text}'))
+        run(parse(tmp_path, f'--latency-ms={text}'), StopRequest())
 
 
-def test_live_rate_must_be_positive(tmp_path, own_signals):
+def test_live_rate_must_be_positive(tmp_path):
     with pytest.raises(ConfigError, match='rate must be > 0, got 0.0'):
-        run(parse(tmp_path, '--live', '--rate', 0))
+        run(parse(tmp_path, '--live', '--rate', 0), StopRequest())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vla_edge_ros.lab.train.dataset import sample_histories
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
 from vla_edge_ros.policy.policy_config import PolicyConfig
 
@@ -89,7 +90,7 @@ def test_an_interrupted_training_run_ends_with_the_weights_of_an_uninterrupted_o
 
     settings = TrainSettings(
         streams=6, validation=2, frames=3, steps=4, batch=2, save_every=3, seed=3)
-    arguments = (tmp_path / 'films', 'cpu', 1)
+    arguments = (tmp_path / 'films', 'cpu', 1, StopRequest())
     train(settings, tmp_path / 'straight', *arguments)
     # The state of step 3 is still there: the second run takes up from it.
     train(settings, tmp_path / 'resumed', *arguments)

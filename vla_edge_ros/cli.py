@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Sequence
 import importlib
 import os
-import signal
 import sys
 
 from vla_edge_ros.errors import VlaEdgeError
+from vla_edge_ros.nodes.process import Interrupted, StopRequest
 
 # name -> (module with add_arguments and run, help)
 COMMANDS = {
@@ -19,16 +19,30 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
+    """
+    Run the console script and return its exit code.
+
+    SIGINT is taken over even where it came ignored, as it does to what a script starts in the
+    background: a robot's ``kill -INT`` has to work there too.
+    """
+    stop = StopRequest()
+    stop.install()
+    try:
+        return run(sys.argv[1:], stop)
+    finally:
+        stop.ignore_further()
+
+
+def run(words: Sequence[str], stop: StopRequest) -> int:
     """
     Run one subcommand and return its exit code.
 
-    What a user can fix ends with one line on stderr and code 2; SIGINT and SIGTERM are an
-    ordinary way to end and give code 0.
+    What a user can fix ends with one line on stderr and code 2; a signal is an ordinary way to
+    end and gives code 0.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        return _dispatch(list(words), stop)
     except VlaEdgeError as error:
         print(f'vla-edge: {error}', file=sys.stderr)
         return 2
@@ -36,22 +50,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader went away, as with `vla-edge doctor | head`; keep the exit quiet too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
+    except Interrupted:
+        print('vla-edge: stopped', file=sys.stderr)
         return 0
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], stop: StopRequest) -> int:
     parser = argparse.ArgumentParser(
         prog='vla-edge', description='Vision-language-action policies under a deadline.')
     commands = parser.add_subparsers(dest='command', required=True, metavar='command')
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f'{text[0].upper()}{text[1:]}.')
         if name in words[:1]:
-            host = importlib.import_module(module)
+            with stop.interruptible():
+                host = importlib.import_module(module)
             host.add_arguments(command)
             command.set_defaults(run=host.run)
     options = parser.parse_args(words)
-    return options.run(options) or 0
+    return options.run(options, stop) or 0
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ library is imported before the check that needs it.
 
 import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import import_module, metadata
 import json
@@ -21,6 +22,7 @@ import time
 from typing import Any
 
 from vla_edge_ros.errors import ConfigError, VlaEdgeError
+from vla_edge_ros.nodes.process import StopRequest
 
 OK, NOTE, WARNING, BROKEN = 'ok', 'note', 'warning', 'broken'
 SHM = Path('/dev/shm')
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--runs', type=int, default=100, help='chunks to measure')
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge doctor``."""
     if options.runs < 1:
         raise ConfigError('--runs', 'must be >= 1', options.runs)
@@ -68,7 +70,10 @@ def run(options: argparse.Namespace) -> int:
         ('gpu', check_gpu),
         ('policy', lambda: check_policy(options.policy, options.deadline_ms, options.runs)),
     ):
-        checks.append(guarded(name, check))
+        # An interrupted frame buffer would stay in shared memory, and that check is short.
+        with nullcontext() if check is check_shared_memory else stop.interruptible():
+            checks.append(guarded(name, check))
+        stop.check()
         if not options.json:
             print_check(checks[-1])
     healthy = all(check.status != BROKEN for check in checks)

@@ -18,7 +18,7 @@ from vla_edge_ros.demo.processes import CpuMeter, NodeFailed, NodeProcesses
 from vla_edge_ros.demo.state import CAMERA, REASONING, RunState, SIM
 from vla_edge_ros.errors import BackendUnavailable, ConfigError, TransportError
 from vla_edge_ros.nodes.environment import free_domain_id, node_command, node_environment
-from vla_edge_ros.nodes.process import Interrupted, StopRequest
+from vla_edge_ros.nodes.process import StopRequest
 
 START_LIMIT_S = 120.0
 """Loading and compiling on a slow machine."""
@@ -48,19 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--no-video', action='store_true', help='draw no film afterwards')
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge demo``."""
     if not 1.0 <= options.seconds <= 86400.0:
         raise ConfigError('--seconds', 'must be in 1..86400 s', options.seconds)
-    stop = StopRequest()
-    stop.install()
     try:
         demo = Demo(options, stop)
         demo.run_nodes()
-        with stop.interruptible():
-            demo.write_results()
-    except Interrupted:
-        print('demo stopped; no results written', file=sys.stderr)
+        demo.write_results()
     except NodeFailed as error:
         print(f'vla-edge: {error}', file=sys.stderr)
         return 1
@@ -132,8 +127,7 @@ class Demo:
                 def wait(done: Callable[[], bool], limit_s: float) -> bool:
                     until = time.monotonic() + limit_s
                     while not done():
-                        if self._stop.requested:
-                            raise Interrupted
+                        self._stop.check()
                         if time.monotonic() > until:
                             return False
                         nodes.check()
@@ -190,22 +184,24 @@ class Demo:
 
     def write_results(self) -> None:
         """Write ``summary.json``, the film and ``report.html``."""
-        from vla_edge_ros.lab.record import environment_record
-        from vla_edge_ros.lab.report import write_report
-        from vla_edge_ros.telemetry.summary import summarize
-        from vla_edge_ros.telemetry.trace import read_trace
+        with self._stop.interruptible():
+            from vla_edge_ros.lab.record import environment_record
+            from vla_edge_ros.lab.report import write_report
+            from vla_edge_ros.telemetry.summary import summarize
+            from vla_edge_ros.telemetry.trace import read_trace
 
         trace = read_trace(self._trace)
         summary = summarize(trace, period_ms=PERIOD_MS, **self._measured)
         summary['record'] = environment_record()
         text = json.dumps(summary, indent=2)
         (self._out / 'summary.json').write_text(text + '\n', encoding='utf-8')
-        film = None
-        if not self._options.no_video:
-            from vla_edge_ros.sim.video import render_video
+        with self._stop.interruptible():
+            film = None
+            if not self._options.no_video:
+                from vla_edge_ros.sim.video import render_video
 
-            print('drawing the film ...', flush=True)
-            film = self._out / FILM
-            render_video(self._states, self._trace, film, fps=15.0)
-        write_report(self._out / 'report.html', summary, trace, film)
+                print('drawing the film ...', flush=True)
+                film = self._out / FILM
+                render_video(self._states, self._trace, film, fps=15.0)
+            write_report(self._out / 'report.html', summary, trace, film)
         print(f'wrote {self._options.out}/report.html, summary.json, trace.csv')

@@ -19,7 +19,7 @@ RETRY_S = 0.005
 
 
 class Interrupted(BaseException):
-    """Raised inside :meth:`StopRequest.interruptible`; no ``except Exception`` swallows it."""
+    """The end that a signal asks for; no ``except Exception`` swallows it."""
 
 
 class StopRequest:
@@ -35,6 +35,11 @@ class StopRequest:
             signal.signal(number, self._handle)
         sys.unraisablehook = _hide_interruption
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def check(self) -> None:
+        """Raise ``Interrupted`` if a signal has come."""
+        if self.requested:
+            raise Interrupted
 
     def ignore_further(self) -> None:
         """Leave the interpreter's own shutdown undisturbed."""
@@ -52,8 +57,7 @@ class StopRequest:
         """
         self._may_raise = True
         try:
-            if self.requested:
-                raise Interrupted
+            self.check()
             yield
         except Exception:
             if self.requested:

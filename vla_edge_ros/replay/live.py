@@ -15,6 +15,7 @@ from std_msgs.msg import String
 from vla_edge_ros.clock import NS_PER_MS, NS_PER_S
 from vla_edge_ros.nodes.environment import profile_variables
 from vla_edge_ros.nodes.messages import to_time
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.replay.bag import BagReader, COMPRESSED_IMAGE, IMAGE, Record, STRING
 
 CLOCK_PERIOD_NS = 10 * NS_PER_MS
@@ -38,6 +39,7 @@ def play(
     bag: BagReader,
     topics: list[str],
     rate: float,
+    stop: StopRequest,
     instruction: tuple[str, str] | None = None,
 ) -> dict[str, int]:
     """
@@ -53,6 +55,8 @@ def play(
         What to publish, under the recorded names.
     rate : float
         Speed, > 0.
+    stop : StopRequest
+        Ends the play between two messages.
     instruction : (topic, text), optional
         Latched before the first message.
 
@@ -60,6 +64,11 @@ def play(
     -------
     dict
         Messages published a topic.
+
+    Raises
+    ------
+    Interrupted
+        A signal came.
 
     """
     for variable, path in profile_variables().items():
@@ -74,22 +83,23 @@ def play(
             instructor = make_publisher(node, topic, STRING)
             instructor.publish(String(data=text))
         clock = node.create_publisher(Clock, '/clock', 1)
-        _await_subscribers(node, publishers.values())
-        return _play(bag.records(topics), publishers, clock, rate)
+        _await_subscribers(node, publishers.values(), stop)
+        return _play(bag.records(topics), publishers, clock, rate, stop)
     finally:
         if node is not None:
             node.destroy_node()
         rclpy.try_shutdown()
 
 
-def _play(records, publishers, clock, rate) -> dict[str, int]:
+def _play(records, publishers, clock, rate, stop) -> dict[str, int]:
     published = dict.fromkeys(publishers, 0)
     first_ns = started_ns = None
     for time_ns, record in with_clock(records):
         if first_ns is None:
             first_ns, started_ns = time_ns, time.monotonic_ns()
         due_ns = started_ns + round((time_ns - first_ns) / rate)
-        time.sleep(max(due_ns - time.monotonic_ns(), 0) / NS_PER_S)
+        with stop.interruptible():
+            time.sleep(max(due_ns - time.monotonic_ns(), 0) / NS_PER_S)
         if record is None:
             clock.publish(Clock(clock=to_time(time_ns)))
         else:
@@ -111,11 +121,12 @@ def make_publisher(node: Node, topic: str, message_type: str):
     return node.create_publisher(message_class, topic, qos)
 
 
-def _await_subscribers(node: Node, publishers) -> None:
+def _await_subscribers(node: Node, publishers, stop: StopRequest) -> None:
     deadline_ns = time.monotonic_ns() + round(DISCOVERY_TIMEOUT_S * NS_PER_S)
     waiting = list(publishers)
     while waiting and time.monotonic_ns() < deadline_ns:
         waiting = [publisher for publisher in waiting if not publisher.get_subscription_count()]
-        time.sleep(POLL_S)
+        with stop.interruptible():
+            time.sleep(POLL_S)
     for publisher in waiting:
         node.get_logger().warning(f'nobody subscribes to {publisher.topic_name}')

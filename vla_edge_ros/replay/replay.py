@@ -10,13 +10,12 @@ import argparse
 from collections import Counter
 import json
 from pathlib import Path
-import sys
 
 import numpy as np
 
 from vla_edge_ros.clock import ManualClock, NS_PER_MS
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
-from vla_edge_ros.nodes.process import Interrupted, StopRequest
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.replay.bag import BagReader
 from vla_edge_ros.replay.inputs import BagInputs, input_topics, ReplayParameters
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters
@@ -157,19 +156,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--rate', type=float, default=1.0, help='speed of --live (default: 1)')
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Replay as the options say; SIGINT and SIGTERM end it with exit code 0."""
-    stop = StopRequest()
-    stop.install()
-    try:
-        with stop.interruptible():
-            _replay(arguments)
-    except Interrupted:
-        print('replay stopped', file=sys.stderr)
-    return 0
-
-
-def _replay(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace, stop: StopRequest) -> int:
+    """Run ``vla-edge replay``."""
     prefill_ms, decode_ms = _parse_latency(arguments.latency_ms)
     parameters = ReplayParameters(
         image_topic=arguments.topic,
@@ -180,27 +168,31 @@ def _replay(arguments: argparse.Namespace) -> None:
         decode_ms=decode_ms,
     )
     if arguments.live:
-        _play_live(arguments.bag, parameters, arguments.rate)
-        return
-    with BagReader(arguments.bag) as bag:  # a wrong bag is told before the policy loads
-        input_topics(bag, parameters)
-    from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
+        _play_live(arguments.bag, parameters, arguments.rate, stop)
+        return 0
+    with stop.interruptible():
+        with BagReader(arguments.bag) as bag:  # a wrong bag is told before the policy loads
+            input_topics(bag, parameters)
+        from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
 
-    policy = Policy.load(arguments.policy or DEFAULT_POLICY)
-    print(json.dumps(replay_bag(arguments.bag, policy, arguments.out, parameters), indent=2))
+        policy = Policy.load(arguments.policy or DEFAULT_POLICY)
+        summary = replay_bag(arguments.bag, policy, arguments.out, parameters)
+    print(json.dumps(summary, indent=2))
+    return 0
 
 
-def _play_live(path: str, parameters: ReplayParameters, rate: float) -> None:
+def _play_live(path: str, parameters: ReplayParameters, rate: float, stop: StopRequest) -> None:
     if not rate > 0:
         raise ConfigError('rate', 'must be > 0', rate)
-    try:
-        from vla_edge_ros.replay.live import play
-    except ImportError as error:
-        raise BackendUnavailable('live', f'needs ROS 2 ({error})', True) from error
+    with stop.interruptible():
+        try:
+            from vla_edge_ros.replay.live import play
+        except ImportError as error:
+            raise BackendUnavailable('live', f'needs ROS 2 ({error})', True) from error
     with BagReader(path) as bag:
         topics = list(input_topics(bag, parameters).values())
         instruction = (parameters.instruction_topic, parameters.instruction)
-        published = play(bag, topics, rate, instruction if parameters.instruction else None)
+        published = play(bag, topics, rate, stop, instruction if parameters.instruction else None)
     print(json.dumps({'published': published}, indent=2))
 
 

@@ -6,26 +6,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 import json
 import math
-import multiprocessing
-from multiprocessing.connection import Connection, wait
 import os
 from pathlib import Path
-import signal
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from vla_edge_ros.errors import ConfigError, VlaEdgeError
+from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.parameters import describe, from_mapping, parameter, validate
 from vla_edge_ros.sim.simulator import EpisodeParameters, EpisodeResult, Simulator
+from vla_edge_ros.workers import run_in_workers
 
 WILSON_Z = 1.96
 """Normal quantile of a two-sided 95 % interval."""
-STOP_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +52,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('--json', type=Path, metavar='FILE', help='Write the summary to a file')
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge sim``."""
     batch, parameters = (
         from_mapping(cls, {field.name: getattr(args, field.name) for field in
                            dataclasses.fields(cls)})
         for cls in (BatchParameters, EpisodeParameters))
     if args.json is not None:
-        try:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.touch()
-        except OSError as error:
-            raise ConfigError('json', f'must be writable ({error.strerror})', str(args.json)) \
-                from None
+        _check_writable(args.json)
     results = track(
-        run_episodes(batch, parameters), 'episodes', total=batch.episodes,
+        run_episodes(batch, parameters, stop), 'episodes', total=batch.episodes,
         console=Console(stderr=True))
     summary = summarise(results, batch, parameters)
     if args.json is not None:
@@ -76,8 +70,20 @@ def run(args: Namespace) -> int:
     return 0
 
 
+def _check_writable(path: Path) -> None:
+    """Refuse a path that cannot be written, before the work; leave no empty file there."""
+    is_new = not path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError('json', f'must be writable ({error.strerror})', str(path)) from None
+
+
 def run_episodes(
-    batch: BatchParameters, parameters: EpisodeParameters
+    batch: BatchParameters, parameters: EpisodeParameters, stop: StopRequest
 ) -> Iterator[EpisodeResult]:
     """
     Yield the result of every episode, in whatever order they end.
@@ -86,66 +92,21 @@ def run_episodes(
     ------
     VlaEdgeError
         A worker could not run; its message says why.
+    Interrupted
+        A signal came.
 
     """
     workers = min(batch.workers or len(os.sched_getaffinity(0)), batch.episodes)
-    if workers == 1:
-        with closing(Simulator(parameters)) as simulator:
-            for index in range(batch.episodes):
-                yield simulator.run(batch.seed, index)
-        return
-    # One thread a worker: more would only fight over the cores. Read by libraries on import.
-    for variable in ('NUMBA_NUM_THREADS', 'OMP_NUM_THREADS', 'LP_NUM_THREADS'):
-        os.environ.setdefault(variable, '1')
-    context = multiprocessing.get_context('spawn')
-    processes, receivers = [], []
-    try:
-        for worker in range(workers):
-            receiver, sender = context.Pipe(duplex=False)
-            share = range(worker, batch.episodes, workers)
-            process = context.Process(
-                target=_work, args=(parameters, batch.seed, share, sender),
-                name=f'sim-{worker}', daemon=True)
-            process.start()
-            sender.close()
-            processes.append(process)
-            receivers.append(receiver)
-        yield from _receive(receivers)
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(STOP_TIMEOUT_S)
+    shares = [range(worker, batch.episodes, workers) for worker in range(workers)]
+    return run_in_workers(partial(_run_share, parameters, batch.seed), shares, stop)
 
 
-def _receive(receivers: list[Connection]) -> Iterator[EpisodeResult]:
-    """Yield what the workers send: results, then None; or why a worker could not run."""
-    while receivers:
-        for receiver in wait(receivers):
-            try:
-                item = receiver.recv()
-            except EOFError:
-                item = 'a worker process ended early'
-            if isinstance(item, str):
-                raise VlaEdgeError(item)
-            if item is None:
-                receivers.remove(receiver)
-            else:
-                yield item
-
-
-def _work(
-    parameters: EpisodeParameters, seed: int, share: Sequence[int], sender: Connection
-) -> None:
-    """Run a share of the episodes in this process; SIGINT is the parent's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with closing(Simulator(parameters)) as simulator:
-            for index in share:
-                sender.send(simulator.run(seed, index))
-        sender.send(None)
-    except VlaEdgeError as error:
-        sender.send(str(error))
+def _run_share(
+    parameters: EpisodeParameters, seed: int, share: Sequence[int]
+) -> Iterator[EpisodeResult]:
+    with closing(Simulator(parameters)) as simulator:
+        for index in share:
+            yield simulator.run(seed, index)
 
 
 def summarise(

@@ -5,17 +5,19 @@ The hand is moved by a noisy controller that often follows another cube than the
 names, so that no frame's label can be guessed from how the hand moved before.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-import multiprocessing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.vision import resize_rgb8
 from vla_edge_ros.sim.tasks import COLOURS, expert_action, expert_chunk, sample_instruction
 from vla_edge_ros.sim.world import World
+from vla_edge_ros.workers import run_in_workers
 
 NS_PER_S = 1_000_000_000
 # Time between frames that reach the policy, in camera periods of 1/60 s, and how often.
@@ -86,25 +88,29 @@ def generate_stream(world: World, seed: int, shape: StreamShape) -> dict[str, np
     }
 
 
-def _write_shard(path: str, seeds: range, shape: StreamShape) -> str:
-    world = World()
-    streams = [generate_stream(world, seed, shape) for seed in seeds]
-    world.close()
-    arrays = {key: np.stack([stream[key] for stream in streams]) for key in streams[0]}
-    partial = Path(path).with_suffix('.partial.npz')
-    np.savez(partial, **arrays)
-    partial.rename(path)
-    return path
+def _write_shards(
+    shape: StreamShape, shards: Sequence[tuple[Path, range]]
+) -> Iterator[Path]:
+    with closing(World()) as world:
+        for path, seeds in shards:
+            streams = [generate_stream(world, seed, shape) for seed in seeds]
+            arrays = {key: np.stack([stream[key] for stream in streams]) for key in streams[0]}
+            unfinished = path.with_suffix('.partial.npz')
+            np.savez(unfinished, **arrays)
+            unfinished.rename(path)
+            yield path
 
 
 def collect(
-    folder: Path, streams: int, seed: int, shape: StreamShape, workers: int, shard: int = 128,
+    folder: Path, streams: int, seed: int, shape: StreamShape, workers: int, stop: StopRequest,
+    shard: int = 128,
 ) -> Iterator[Path]:
     """
     Film ``streams`` streams into shards below ``folder`` and yield each shard as it is ready.
 
     Shards that exist are kept, so an interrupted collection goes on where it stopped. Stream
-    ``i`` depends on ``seed + i`` alone, never on the number of workers.
+    ``i`` depends on ``seed + i`` alone, never on the number of workers, and the names of the
+    shards sort as the streams are numbered.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pending = []
@@ -115,11 +121,8 @@ def collect(
             yield path
         else:
             pending.append((path, seeds))
-    context = multiprocessing.get_context('spawn')
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        jobs = [pool.submit(_write_shard, str(path), seeds, shape) for path, seeds in pending]
-        for job in jobs:
-            yield Path(job.result())
+    shares = [pending[worker::workers] for worker in range(min(workers, len(pending)))]
+    yield from run_in_workers(partial(_write_shards, shape), shares, stop)
 
 
 def sample_histories(

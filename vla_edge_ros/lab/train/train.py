@@ -24,6 +24,7 @@ from vla_edge_ros.lab.train.tokenizer import (
     save_tokenizer,
     TEXT_TOKENS,
 )
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.sim.scene import WORKSPACE_X, WORKSPACE_Y
@@ -90,9 +91,13 @@ def soft_cross_entropy(logits, targets, bins: int):
     return (loss * weights).mean(), error
 
 
-def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: int) -> dict:
+def train(
+    settings: TrainSettings, out: Path, work: Path, device: str, workers: int, stop: StopRequest
+) -> dict:
     """
     Collect, train and write the checkpoint to ``out``; intermediate state lives in ``work``.
+
+    ``stop`` is looked at once a step; what was filmed and saved until then stays.
 
     Returns
     -------
@@ -100,16 +105,17 @@ def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: 
         The figures that go into the card: validation errors, samples, seconds.
 
     """
-    try:
-        import torch
-    except ImportError:
-        raise BackendUnavailable(
-            'train', "must find PyTorch: pip install 'vla-edge-ros[train]'", 'no torch') from None
-    from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+    with stop.interruptible():
+        try:
+            import torch
+        except ImportError:
+            rule = "must find PyTorch: pip install 'vla-edge-ros[train]'"
+            raise BackendUnavailable('train', rule, 'no torch') from None
+        from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 
-    from vla_edge_ros.lab.train import checkpoint
-    from vla_edge_ros.lab.train.batches import standardised, StreamSet
-    from vla_edge_ros.lab.train.model import PolicyNetwork
+        from vla_edge_ros.lab.train import checkpoint
+        from vla_edge_ros.lab.train.batches import standardised, StreamSet
+        from vla_edge_ros.lab.train.model import PolicyNetwork
 
     if device == 'auto':
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -129,18 +135,19 @@ def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: 
         task = progress.add_task('film streams', total=total)
         shards = []
         seed_base = settings.seed * 10_000_000
-        for path in collect(work / 'streams', total, seed_base, shape, workers):
+        for path in collect(work / 'streams', total, seed_base, shape, workers, stop):
             shards.append(path)
             progress.update(task, completed=min(len(shards) * 128, total))
-        data = StreamSet(shards, config, tokenizer, device, settings.seed)
-
-        network = PolicyNetwork(config).to(device)
-        optimizer = _optimizer(network, settings)
+        with stop.interruptible():
+            data = StreamSet(sorted(shards), config, tokenizer, device, settings.seed)
+            network = PolicyNetwork(config).to(device)
+            optimizer = _optimizer(network, settings)
         state = work / f'state_{settings.seed}.safetensors'
         first = checkpoint.restore(state, network, optimizer) if state.exists() else 0
         generator = torch.Generator(device=device)
         task = progress.add_task('train', total=settings.steps, completed=first)
         for step in range(first, settings.steps):
+            stop.check()
             rng = np.random.default_rng([settings.seed, step])
             generator.manual_seed(settings.seed * 1_000_003 + step)
             rows = rng.integers(settings.validation, data.count, settings.batch)
@@ -164,8 +171,10 @@ def train(settings: TrainSettings, out: Path, work: Path, device: str, workers: 
                 checkpoint.save(state, step + 1, network, optimizer)
         progress.update(task, completed=settings.steps)
 
+    with stop.interruptible():
+        bins_off = _validate(network, data, settings)
     figures = {
-        'validation_bins_off': _validate(network, data, settings),
+        'validation_bins_off': bins_off,
         'settings': asdict(settings), 'first_step': first,
         'seconds': round(time.monotonic() - started, 1), 'device': device,
         'environment': environment_record(),
@@ -228,7 +237,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='processes that film')
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge train``."""
     settings = TrainSettings(**{
         field.name: getattr(arguments, field.name) for field in fields(TrainSettings)})
@@ -237,7 +246,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError('--' + name.replace('_', '-'), 'must be > 0', value)
     if settings.seed < 0:
         raise ConfigError('--seed', 'must be >= 0', settings.seed)
-    figures = train(settings, arguments.out, arguments.work, arguments.device, arguments.workers)
+    figures = train(
+        settings, arguments.out, arguments.work, arguments.device, arguments.workers, stop)
     print(f'wrote {arguments.out}; bins off on unseen films: {figures["validation_bins_off"]}')
     return 0
 
