@@ -2,6 +2,8 @@ import json
 
 import numpy as np
 import pytest
+from test_trace import result as step
+from test_trace import write
 
 from vla_edge_ros import cli
 from vla_edge_ros.clock import NS_PER_S
@@ -70,6 +72,16 @@ def test_age_is_delay_and_compute_and_the_wait_for_a_frame():
     np.testing.assert_allclose(result.ages_ms, 60.0, atol=1e-3)
     result = blind_simulator(policy, delay_ms=60.0, compute_ms=10.0).run(0, 0)
     np.testing.assert_allclose(result.ages_ms, 10.0 + 200.0 / 3, atol=1e-3)
+
+
+def test_costs_are_drawn_from_a_live_trace(tmp_path):
+    path = tmp_path / 'trace.csv'
+    stages = {'preprocess_ms': 0.5, 'vision_ms': 0.5, 'prefill_ms': 3.0}
+    write(path, step(decode_ms=6.0, **stages), step(decode_ms=8.0, **stages))
+    simulator = blind_simulator(ConstantPolicy(), latency_trace=str(path))
+    first, other, again = (simulator.run(0, index).ages_ms.round(3) for index in (0, 1, 0))
+    assert set(first) == {10.0, 12.0} and 20 < (first == 10.0).sum() < 70
+    assert (first == again).all() and (first != other).any()
 
 
 def test_every_episode_draws_the_phase_of_its_camera():

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from test_trace import result, write
 
 from vla_edge_ros.errors import ConfigError
-from vla_edge_ros.runtime.latency import FixedLatency, RecordedLatency
+from vla_edge_ros.runtime.latency import FixedLatency, read_stage_costs, RecordedLatency
 from vla_edge_ros.telemetry.stages import Stage
 
 
@@ -46,3 +47,22 @@ def test_recorded_latency_refuses_unusable_samples(samples):
 def test_fixed_latency_refuses_negative_costs():
     with pytest.raises(ConfigError, match='latency of decode'):
         FixedLatency({Stage.DECODE: -1})
+
+
+def run(vision_ms, prefill_ms, decode_ms):
+    return result(
+        preprocess_ms=None, vision_ms=vision_ms, prefill_ms=prefill_ms, decode_ms=decode_ms)
+
+
+def test_stage_costs_are_those_of_the_full_runs_in_a_trace(tmp_path):
+    write(tmp_path / 'trace.csv', run(None, 3.0, 5.5), run(1.0, 4.0, None), run(1.0, 3.5, 6.0))
+    costs = read_stage_costs(tmp_path / 'trace.csv')
+    assert {stage.value: ns.tolist() for stage, ns in costs.items()} == {
+        'preprocess': [0, 0], 'vision': [0, 1_000_000], 'prefill': [3_000_000, 3_500_000],
+        'decode': [5_500_000, 6_000_000]}
+
+
+def test_trace_without_a_full_run_is_refused(tmp_path):
+    write(tmp_path / 'trace.csv', run(1.0, 3.0, None))
+    with pytest.raises(ConfigError, match='must hold a run that decoded a chunk'):
+        read_stage_costs(tmp_path / 'trace.csv')

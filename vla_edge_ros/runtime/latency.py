@@ -1,12 +1,15 @@
 """What the engine costs in virtual time, stage by stage."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.telemetry.stages import Stage
+from vla_edge_ros.telemetry.trace import read_trace
 
 
 class LatencyModel(Protocol):
@@ -74,3 +77,25 @@ class RecordedLatency:
         """Return the costs of one recorded run."""
         run = self._rng.integers(self._runs)
         return {stage: int(values[run]) for stage, values in self._samples.items()}
+
+
+def read_stage_costs(path: str | Path) -> dict[Stage, np.ndarray]:
+    """
+    Return what the stages of every full run in a trace cost, ns, for :class:`RecordedLatency`.
+
+    Raises
+    ------
+    ConfigError
+        The file is no trace, or holds no run with a chunk.
+
+    """
+    trace = read_trace(path)
+    columns_ms = {stage: trace[f'{stage.value}_ms'] for stage in Stage}
+    full = np.isfinite(columns_ms[Stage.DECODE])
+    if not full.any():
+        raise ConfigError('trace', 'must hold a run that decoded a chunk', str(path))
+    # A stage that was not measured apart is part of another one.
+    return {
+        stage: np.rint(np.nan_to_num(column[full]) * NS_PER_MS).astype(np.int64)
+        for stage, column in columns_ms.items()
+    }

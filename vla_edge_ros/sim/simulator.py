@@ -20,7 +20,7 @@ from vla_edge_ros.runtime.action_queue import ActionQueue
 from vla_edge_ros.runtime.admission import AdmissionController
 from vla_edge_ros.runtime.control_loop import ControlLoop, StepResult
 from vla_edge_ros.runtime.frame_buffer import Frame
-from vla_edge_ros.runtime.latency import FixedLatency
+from vla_edge_ros.runtime.latency import read_stage_costs, RecordedLatency
 from vla_edge_ros.runtime.runner import VirtualRunner
 from vla_edge_ros.sim.tasks import COLOURS, expert_chunk, sample_instruction, TICK_HZ, TrackTask
 from vla_edge_ros.sim.world import World
@@ -43,6 +43,8 @@ class EpisodeParameters:
         range=(0.0, 5000.0))
     compute_ms: float = parameter(
         8.0, 'Modelled cost of one run of the policy', unit='ms', range=(0.0, 1000.0))
+    latency_trace: str = parameter(
+        '', 'Trace of a live run whose stage times are drawn instead of compute_ms')
     camera_phase_ms: float = parameter(
         -1.0, 'Time from a camera frame to the tick; -1 draws it for every episode', unit='ms',
         range=(-1.0, 1000.0 / CAMERA_HZ))
@@ -173,11 +175,22 @@ class Simulator:
     ------
     WeightsError
         The checkpoint cannot be used.
+    ConfigError
+        The latency trace cannot be used.
 
     """
 
     def __init__(self, parameters: EpisodeParameters, policy: Policy | None = None):
         self._parameters = parameters
+        self._costs_ns = {
+            stage: np.array([int(share * parameters.compute_ms * NS_PER_MS)])
+            for stage, share in STAGE_SHARES.items()}
+        if parameters.latency_trace:
+            self._costs_ns = read_stage_costs(parameters.latency_trace)
+        # What a live node calibrates: the median of observing and of decoding.
+        decode_ns = self._costs_ns[Stage.DECODE]
+        observe_ns = sum(self._costs_ns.values()) - decode_ns
+        self._median_ms = [float(np.median(ns)) / NS_PER_MS for ns in (observe_ns, decode_ns)]
         self._world = World(object_speed=parameters.object_speed)
         self._viewer = World(object_speed=parameters.object_speed)
         self._draw = self._viewer.render
@@ -218,12 +231,13 @@ class Simulator:
         clock = ManualClock()
         camera = Camera(
             clock, self._viewer, self._draw, int(self._parameters.delay_ms * NS_PER_MS))
-        compute_ms = self._parameters.compute_ms
-        latency = FixedLatency(
-            {stage: int(share * compute_ms * NS_PER_MS) for stage, share in STAGE_SHARES.items()})
+        # Camera and loop keep no common time: their phase is another one in every episode.
+        phase_ns = int(rng.integers(NS_PER_S // CAMERA_HZ))
+        if self._parameters.camera_phase_ms >= 0.0:
+            phase_ns = int(self._parameters.camera_phase_ms * NS_PER_MS)
+        latency = RecordedLatency(self._costs_ns, seed=int(rng.integers(2**63)))
         admission = AdmissionController()
-        decode_ms = compute_ms * STAGE_SHARES[Stage.DECODE]
-        admission.seed(compute_ms - decode_ms, decode_ms)
+        admission.seed(*self._median_ms)
         loop = ControlLoop(
             self._policy, camera, admission, ActionQueue(), VirtualRunner(clock, latency),
             clock, clock, read_proprioception=camera.read_joints)
@@ -231,10 +245,6 @@ class Simulator:
         cell = _Cell(world, camera)
         ages_ms = []
         decisions: Counter[str] = Counter()
-        # Camera and loop keep no common time: their phase is another one in every episode.
-        phase_ns = int(rng.integers(NS_PER_S // CAMERA_HZ))
-        if self._parameters.camera_phase_ms >= 0.0:
-            phase_ns = int(self._parameters.camera_phase_ms * NS_PER_MS)
         for tick in itertools.count():
             scheduled_ns = phase_ns + tick * NS_PER_S // TICK_HZ
             cell.advance_to(scheduled_ns)
