@@ -192,7 +192,7 @@ def read_trace(path: str | Path) -> dict[str, np.ndarray]:
             name: _column([row[i] for row in rows], kinds.get(name, float))
             for i, name in enumerate(header)
         }
-    except (OSError, ValueError, IndexError) as error:
+    except (OSError, ValueError, IndexError, csv.Error) as error:
         raise ConfigError('trace', f'must be a readable trace ({error})', str(path)) from None
     columns['late'] = columns['late'] == 1
     return columns
