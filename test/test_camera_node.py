@@ -1,5 +1,7 @@
 """The camera node: good images reach shared memory with their stamps, bad ones are counted."""
 
+import os
+
 from diagnostic_msgs.msg import DiagnosticArray
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from vla_edge_ros.errors import BackendUnavailable, ConfigError, TransportError
 from vla_edge_ros.nodes import image_backend
 from vla_edge_ros.nodes.camera import CameraNode
 from vla_edge_ros.runtime.frame_buffer import FrameReader
+
+BUFFER = f'camera_test_{os.getpid()}'
 
 
 @pytest.fixture
@@ -42,10 +46,10 @@ def send(graph, node, publisher, message):
 
 
 def test_a_raw_image_reaches_the_buffer_with_its_stamp_and_size(graph):
-    node = make_node(graph, 'frame_buffer:=camera_test', 'width:=4', 'height:=2')
+    node = make_node(graph, f'frame_buffer:={BUFFER}', 'width:=4', 'height:=2')
     publisher = graph.peer.create_publisher(Image, 'camera/image_raw', qos_profile_sensor_data)
     send(graph, node, publisher, make_image())
-    with FrameReader('camera_test') as reader:
+    with FrameReader(BUFFER) as reader:
         frame = reader.read()
     assert frame.stamp_ns == 5_000_000_007 and frame.sequence == 1
     np.testing.assert_array_equal(frame.image, np.broadcast_to((10, 20, 30), (2, 4, 3)))
@@ -86,19 +90,19 @@ def test_bad_images_are_counted_and_reported_and_the_next_good_one_is_written(gr
 
 
 def test_a_frame_larger_than_the_buffer_and_a_changed_size_are_no_crash(graph):
-    node = make_node(graph, 'capacity_bytes:=10', 'frame_buffer:=camera_grow')
+    node = make_node(graph, 'capacity_bytes:=10', f'frame_buffer:={BUFFER}')
     publisher = graph.peer.create_publisher(Image, 'camera/image_raw', qos_profile_sensor_data)
-    with FrameReader('camera_grow') as reader:
+    with FrameReader(BUFFER) as reader:
         for width, height in ((8, 6), (64, 48), (8, 6)):
             send(graph, node, publisher, make_image(width=width, height=height))
             assert reader.read().image.shape == (height, width, 3)
 
 
 def test_a_second_camera_on_one_buffer_is_refused(graph):
-    make_node(graph, 'frame_buffer:=camera_twice')
+    make_node(graph, f'frame_buffer:={BUFFER}')
     with pytest.raises(TransportError, match='another writer'):
         CameraNode(context=graph.context,
-                   cli_args=['--ros-args', '-p', 'frame_buffer:=camera_twice'])
+                   cli_args=['--ros-args', '-p', f'frame_buffer:={BUFFER}'])
 
 
 def test_unknown_parameters_are_refused(graph):

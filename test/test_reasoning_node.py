@@ -1,6 +1,7 @@
 """The reasoning node around a fake policy: transitions, actions, and what goes wrong."""
 
 import gc
+import os
 import time
 
 from fake_policy import FakePolicy
@@ -23,7 +24,7 @@ from vla_edge_ros.runtime.frame_buffer import FrameWriter
 from vla_edge_ros.telemetry.trace import read_trace
 
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-BUFFER = 'reasoning_test'
+BUFFER = f'reasoning_test_{os.getpid()}'
 
 
 class Robot:
