@@ -52,9 +52,14 @@ class Robot:
         self.joints.publish(JointState(name=['gantry_y', 'gantry_x'], position=[0.2, 0.1]))
 
     def run_until(self, condition, timeout_s=10.0):
-        """Spin with sensors on until ``condition()``."""
+        """Spin with sensors on, at 60 Hz, until ``condition()``."""
+        due_s = time.monotonic()
+
         def fed():
-            self.feed()
+            nonlocal due_s
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + 1 / 60
+                self.feed()
             return condition()
         return self.graph.spin_until(fed, timeout_s)
 
