@@ -14,7 +14,7 @@ export NUMBA_NUM_THREADS ?= 1
 
 setup: $(SET_UP)
 
-$(SET_UP): setup.py requirements/bootstrap.sh requirements/constraints.txt
+$(SET_UP): setup.py pyproject.toml requirements/bootstrap.sh requirements/constraints.txt
 	PYTHON=$(PYTHON) requirements/bootstrap.sh $(VENV)
 	@touch $@
 
