@@ -192,6 +192,24 @@ def test_a_signal_interrupts_loading_and_compiling(start, environment, number):
     assert not end_all([child], number)
 
 
+def test_an_interruption_that_c_code_prints_and_drops_is_quiet_and_comes_again():
+    program = (
+        'import ctypes, time\n'
+        'from vla_edge_ros.nodes.process import Interrupted, StopRequest\n'
+        'stop = StopRequest()\n'
+        'stop.install()\n'
+        'try:\n'
+        '    with stop.interruptible():\n'
+        '        ctypes.pythonapi.PyRun_SimpleString(b"import signal; signal.raise_signal(2)")\n'
+        '        time.sleep(60)\n'
+        'except Interrupted:\n'
+        '    print("ended")\n'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', program], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'ended\n', '')
+
+
 @pytest.mark.parametrize('node', NODES)
 def test_an_unknown_parameter_is_one_line_and_exit_code_1(environment, node):
     done = subprocess.run(

@@ -33,7 +33,8 @@ class StopRequest:
         """Take over both signals, also those that a parent blocked until now."""
         for number in (*SIGNALS, signal.SIGALRM):
             signal.signal(number, self._handle)
-        sys.unraisablehook = _hide_interruption
+        sys.unraisablehook = _hide_unraisable_interruption
+        sys.excepthook = _hide_printed_interruption
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def check(self) -> None:
@@ -74,10 +75,16 @@ class StopRequest:
             raise Interrupted
 
 
-def _hide_interruption(lost) -> None:
+def _hide_unraisable_interruption(lost) -> None:
     """Report what Python could not raise, except for an interruption, which comes again."""
     if lost.exc_type is not Interrupted:
         sys.__unraisablehook__(lost)
+
+
+def _hide_printed_interruption(kind, error, traceback) -> None:
+    """Do the same with what C code prints before it fails, as NumPy's import does."""
+    if kind is not Interrupted:
+        sys.__excepthook__(kind, error, traceback)
 
 
 def run_node(module: str, class_name: str) -> int:
