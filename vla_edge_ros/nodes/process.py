@@ -117,6 +117,9 @@ def run_node(module: str, class_name: str) -> int:
     except Interrupted:
         stop.ignore_further()
         return 0
+    except ImportError as error:
+        print(f'{class_name}: cannot be loaded: {error}', file=sys.stderr)
+        return 1
 
     # Leaving the stack runs bottom up and in full, whatever fails; the order matters: shutting
     # rclpy down under a running executor or thread aborts the process.
