@@ -57,19 +57,25 @@ class Child:
         # LTTng's two files and Fast DDS's ports up to 7400 are shared by all of the machine.
         return {Path(name) for name in names if 'lttng' not in name and 'port70' not in name}
 
-    def end(self, number):
-        """Send a signal and check that the process ends clean and quiet."""
-        self.process.send_signal(number)
+    def check_end(self):
+        """Check that the process, once signalled, ends clean and quiet."""
         code = self.process.wait(15)
         assert code == 0, f'ended with {code}:\n{self.output()}'
         assert 'Traceback' not in self.output() and 'xception' not in self.output()
 
 
 def end_all(children, number):
-    """End all processes of a domain; return what they should have removed of shared memory."""
+    """
+    End all processes of a domain; return what they should have removed of shared memory.
+
+    All at once, as Ctrl-C does: of nodes that end one after the other while one still starts, the
+    later may open Fast DDS's port of the earlier anew and leave it.
+    """
     segments = set().union(*(child.segments() for child in children))
     for child in children:
-        child.end(number)
+        child.process.send_signal(number)
+    for child in children:
+        child.check_end()
     return {segment for segment in segments if segment.exists()}
 
 
@@ -217,6 +223,15 @@ def test_an_unknown_parameter_is_one_line_and_exit_code_1(environment, node):
     assert done.returncode == 1
     assert 'widht is not a parameter of ' + node in done.stderr
     assert 'Traceback' not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_missing_library_is_one_line_and_exit_code_1(environment, tmp_path):
+    (tmp_path / 'rclpy.py').write_text('raise ModuleNotFoundError("No module named \'rclpy\'")')
+    environment['PYTHONPATH'] = f'{tmp_path}:{environment.get("PYTHONPATH", "")}'
+    done = subprocess.run(
+        node_command('camera_node'), env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "CameraNode: cannot be loaded: No module named 'rclpy'\n"
 
 
 def test_wrong_ros_arguments_are_one_line_and_exit_code_1(environment):
