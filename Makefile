@@ -1,5 +1,7 @@
-# make demo sets everything up by itself; PYTHON=python3.12 picks another interpreter.
+# make demo sets everything up by itself. In a fresh clone, make setup PYTHON=python3.12 picks
+# another interpreter and make setup DISTRO=kilted the wheels of another ROS 2 than Jazzy.
 PYTHON ?= python3
+DISTRO = jazzy
 VENV := .venv
 SET_UP := $(VENV)/.set-up
 TORCH := $(VENV)/.torch
@@ -14,8 +16,9 @@ export NUMBA_NUM_THREADS ?= 1
 
 setup: $(SET_UP)
 
-$(SET_UP): setup.py pyproject.toml requirements/bootstrap.sh requirements/constraints.txt
-	PYTHON=$(PYTHON) requirements/bootstrap.sh $(VENV)
+$(SET_UP): setup.py pyproject.toml requirements/bootstrap.sh requirements/constraints.txt \
+    requirements/$(DISTRO).txt
+	PYTHON=$(PYTHON) DISTRO=$(DISTRO) requirements/bootstrap.sh $(VENV)
 	@touch $@
 
 $(TORCH): $(SET_UP)

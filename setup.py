@@ -6,6 +6,14 @@ from setuptools import find_packages, setup
 
 PACKAGE = 'vla_edge_ros'
 
+
+def ros_wheels(distribution, rclpy, interfaces):
+    """Return the wheels of one ROS 2 distribution; the common interfaces share a version."""
+    names = ('diagnostic-msgs', 'sensor-msgs', 'std-srvs', 'trajectory-msgs')
+    return [f'ros-{distribution}-rclpy[fastrtps]=={rclpy}',
+            *(f'ros-{name}=={interfaces}' for name in names)]
+
+
 setup(
     name=PACKAGE,
     version='0.1.0',
@@ -39,13 +47,8 @@ setup(
     ],
     extras_require={
         # Unofficial wheels for development and CI; a robot uses its ROS installation.
-        'ros': [
-            'ros-jazzy-rclpy[fastrtps]==7.1.6',
-            'ros-diagnostic-msgs==5.3.6',
-            'ros-sensor-msgs==5.3.6',
-            'ros-std-srvs==5.3.6',
-            'ros-trajectory-msgs==5.3.6',
-        ],
+        'ros': ros_wheels('jazzy', '7.1.6', '5.3.6'),
+        'ros-kilted': ros_wheels('kilted', '9.1.2', '5.5.1'),
         'train': ['torch>=2.4'],
         'test': [
             'colcon-common-extensions',

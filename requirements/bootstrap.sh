@@ -1,8 +1,10 @@
 #!/bin/sh
-# Make the virtual environment $1 from the interpreter $PYTHON and install the package into it.
+# Make the virtual environment $1 from the interpreter $PYTHON and install the package into it, with
+# the wheels of the ROS 2 distribution $DISTRO.
 set -eu
 venv=$1
 python=${PYTHON:-python3}
+distro=${DISTRO:-jazzy}
 
 fail() {
     echo "setup: $*" >&2
@@ -25,6 +27,11 @@ apt_install() {
             apt-get install -y -qq --no-install-recommends "$@" > /dev/null
 }
 
+case $distro in
+jazzy) extra=ros ;;
+*) extra=ros-$distro ;;
+esac
+command -v "$python" > /dev/null || fail "needs Python 3.10 to 3.13, there is no $python"
 "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' ||
     fail "needs Python 3.10 to 3.13, $python is $("$python" --version 2>&1); try PYTHON=python3.12"
 [ "$(uname -m)" = x86_64 ] ||
@@ -38,7 +45,8 @@ if ! [ -x "$venv/bin/pip" ]; then
 fi
 echo 'setup: installing the Python packages (some minutes the first time)'
 "$venv/bin/pip" install --quiet --disable-pip-version-check --prefer-binary \
-    --constraint requirements/constraints.txt --editable '.[ros,test]'
+    --constraint requirements/constraints.txt --constraint "requirements/$distro.txt" \
+    --editable ".[$extra,test]"
 
 can_render() {
     MUJOCO_GL=egl "$venv/bin/python" -c \
