@@ -13,13 +13,14 @@ from launch.actions import DeclareLaunchArgument, SetEnvironmentVariable
 from launch.substitutions import EnvironmentVariable, LaunchConfiguration
 from launch_ros.actions import LifecycleNode, Node
 
+from vla_edge_ros.nodes.environment import profile_variables
+
 PACKAGE = 'vla_edge_ros'
 
 
 def generate_launch_description() -> LaunchDescription:
     """Return the description."""
     config = os.path.join(get_package_share_directory(PACKAGE), 'config')
-    profile = os.path.join(config, 'fastdds_large_images.xml')
     arguments = {
         'params_file': (os.path.join(config, 'tiny.yaml'), 'Parameters of both nodes'),
         'namespace': ('', 'Namespace of both nodes and all relative topics'),
@@ -43,10 +44,10 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(name, default_value=default, description=text)
             for name, (default, text) in arguments.items()
         ),
-        # Jazzy's Fast DDS reads the first, Kilted's the second; a profile already set stays.
+        # A profile already set stays.
         *(
             SetEnvironmentVariable(name, EnvironmentVariable(name, default_value=profile))
-            for name in ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+            for name, profile in profile_variables().items()
         ),
         Node(
             executable='camera_node',

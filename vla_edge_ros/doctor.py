@@ -147,7 +147,7 @@ def check_dds_profile() -> Check:
     """Check that the Fast DDS profile for large images can be found."""
     from vla_edge_ros.nodes.environment import PROFILE_VARIABLES, profile_variables
 
-    path = profile_variables()[PROFILE_VARIABLES[0]]
+    (path,) = profile_variables().values()
     other = {os.environ[name] for name in PROFILE_VARIABLES if name in os.environ} - {path}
     if other:
         return Check(

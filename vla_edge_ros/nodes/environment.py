@@ -6,6 +6,7 @@ themselves. Imports no rclpy.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 import json
 import os
 from pathlib import Path
@@ -20,8 +21,9 @@ from vla_edge_ros.nodes.process import SIGNALS
 
 PACKAGE = 'vla_edge_ros'
 DDS_PROFILE = 'fastdds_large_images.xml'
-# Jazzy's Fast DDS reads the first variable, Kilted's the second.
+# Jazzy's Fast DDS reads the first variable, Kilted's the second and complains about the first.
 PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
+JAZZY_RCLPY_MAJOR = 7
 MAX_DOMAIN_ID = 101
 
 
@@ -38,9 +40,13 @@ def share_directory() -> Path:
 
 
 def profile_variables() -> dict[str, str]:
-    """Return the variables that make Fast DDS use the profile for large images."""
-    path = str(share_directory() / 'config' / DDS_PROFILE)
-    return dict.fromkeys(PROFILE_VARIABLES, path)
+    """Return the variable that makes Fast DDS use the profile for large images."""
+    try:
+        rclpy_major = int(version('rclpy').split('.')[0])
+    except PackageNotFoundError:
+        rclpy_major = JAZZY_RCLPY_MAJOR
+    variable = PROFILE_VARIABLES[rclpy_major > JAZZY_RCLPY_MAJOR]
+    return {variable: str(share_directory() / 'config' / DDS_PROFILE)}
 
 
 def free_domain_id() -> int:
