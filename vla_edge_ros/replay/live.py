@@ -21,6 +21,8 @@ from vla_edge_ros.replay.bag import BagReader, COMPRESSED_IMAGE, IMAGE, Record, 
 CLOCK_PERIOD_NS = 10 * NS_PER_MS
 DISCOVERY_TIMEOUT_S = 10.0
 POLL_S = 0.05
+DRAIN_S = 0.3
+"""The last messages are lost when their publisher goes before the subscribers have read them."""
 
 
 def with_clock(records: Iterator[Record]) -> Iterator[tuple[int, Record | None]]:
@@ -84,7 +86,10 @@ def play(
             instructor.publish(String(data=text))
         clock = node.create_publisher(Clock, '/clock', 1)
         _await_subscribers(node, publishers.values(), stop)
-        return _play(bag.records(topics), publishers, clock, rate, stop)
+        published = _play(bag.records(topics), publishers, clock, rate, stop)
+        with stop.interruptible():
+            time.sleep(DRAIN_S)
+        return published
     finally:
         if node is not None:
             node.destroy_node()
