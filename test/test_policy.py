@@ -150,7 +150,7 @@ def test_case_does_not_change_the_prompt(policy):
         policy.tokenize('REACH the Red CUBE'), policy.tokenize('reach the red cube'))
 
 
-@pytest.mark.parametrize('state', [np.zeros(3), np.array([0.0, np.nan])])
+@pytest.mark.parametrize('state', [np.zeros(3), np.array([0.0, np.nan]), np.array([3e38, 0.0])])
 def test_impossible_proprioception_is_refused_before_the_stream_changes(policy, state):
     """A broken encoder must not poison the cache."""
     with pytest.raises(ShapeError, match='proprioception'):
@@ -210,6 +210,11 @@ def test_a_corrupt_file_is_one_clear_error(checkpoint, name):
     ({'proprioception_std': [0.0, 1.0]}, 'vla.proprioception_std must be > 0'),
     ({'image_mean': [0.5, 'x', 0.5]}, 'vla.image_mean must be a list of numbers'),
     ({'surprise': 1}, 'vla.surprise is not a known key'),
+    ({'image_std': [0.2, 0.2]}, 'vla.image_std must have 3 values'),
+    ({'begin_token': 5000}, 'vla.begin_token must be below vocab_size'),
+    ({'step_ms': 1e-9}, 'vla.step_ms must be at least a nanosecond'),
+    ({'action_low': [float('-inf'), -1.0]}, 'vla.action_low must be finite'),
+    ({'joint_names': ['one']}, 'vla.joint_names must have 2 values'),
 ])
 def test_a_configuration_that_breaks_a_rule_is_named(checkpoint, changes, words):
     """Field, rule and value."""

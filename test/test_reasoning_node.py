@@ -217,6 +217,17 @@ def test_hold_stops_the_robot_also_across_a_restart_and_reset_forgets(make_robot
     assert robot.run_until(lambda: robot.policy.resets > resets)
 
 
+def test_an_operator_hold_commands_one_action_and_no_plan(make_robot):
+    robot = make_robot('safe_action:=hold')
+    robot.start()
+    assert robot.run_until(lambda: robot.fresh())
+    assert robot.graph.call(SetBool, '/reasoning_node/hold', SetBool.Request(data=True)).success
+    assert robot.run_until(lambda: robot.references[-1].source == 'operator_hold')
+    count = len(robot.actions)
+    assert robot.run_until(lambda: len(robot.actions) > count + 2)
+    assert len(robot.actions[-1].points) == 1
+
+
 def test_timing_changes_live_and_memory_only_after_cleanup(make_robot):
     robot = make_robot()
     node = robot.node

@@ -44,6 +44,8 @@ GARBAGE_TICKS = 30
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 LIVE_SETS = (ControlLoopParameters, AdmissionParameters, ActionQueueParameters)
 GOOD_CAUSES = (Cause.FRESH, Cause.QUEUED)
+PLANNED_CAUSES = (*GOOD_CAUSES, Cause.LATE)
+"""Only these go on to the chunk's next rows; any other holds one action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +260,10 @@ class ReasoningNode(ManagedNode):
     def _tick(self, scheduled_ns: int) -> None:
         result = self._loop.tick(scheduled_ns)
         if result.action is not None:
-            self._publish_action(result.action, result.chunk, result.chunk_index,
-                                 result.action_stamp_ns)
+            rows, step_ns = result.action[None], 0
+            if result.cause in PLANNED_CAUSES:
+                rows, step_ns = result.chunk.values[result.chunk_index:], result.chunk.step_ns
+            self._publish_action(rows, step_ns, result.action_stamp_ns)
             self._observations.publish(observation_reference(
                 result.action_stamp_ns, result.observation_stamp_ns or 0, result.cause.value
             ))
@@ -273,10 +277,7 @@ class ReasoningNode(ManagedNode):
         if result.tick % GARBAGE_TICKS == 0:
             gc.collect(1)
 
-    def _publish_action(self, action, chunk, chunk_index, stamp_ns: int) -> None:
-        rows, step_ns = action[None], 0
-        if chunk is not None:
-            rows, step_ns = chunk.values[chunk_index:], chunk.step_ns
+    def _publish_action(self, rows: np.ndarray, step_ns: int, stamp_ns: int) -> None:
         kind = self.parameters[ReasoningParameters].action_type
         names = self._policy.config.joint_names
         self._actions.publish(action_message(kind, stamp_ns, rows, step_ns, names))
@@ -287,9 +288,7 @@ class ReasoningNode(ManagedNode):
         queue.set_hold(True)
         safe = queue.take(self._steady.now_ns())
         if safe.action is not None:
-            self._publish_action(
-                safe.action, safe.chunk, safe.chunk_index, self._clock_ros.now_ns()
-            )
+            self._publish_action(safe.action[None], 0, self._clock_ros.now_ns())
 
     def _read_joints(self) -> tuple[np.ndarray, int] | None:
         config = self._policy.config

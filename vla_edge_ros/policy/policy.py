@@ -25,6 +25,7 @@ from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.policy.weights import check_weights, read_tensors
 from vla_edge_ros.telemetry.stages import Stage
 
+MAX_DEVIATIONS = 100.0
 DEFAULT_POLICY = Path(__file__).resolve().parent.parent / 'policies' / 'track'
 
 
@@ -193,15 +194,19 @@ class Policy:
 
         """
         times = [time.perf_counter_ns()]
-        state = np.asarray(proprioception, np.float32)
-        if state.shape != self._state_mean.shape or not np.isfinite(state).all():
-            rule = f'must be {self._state_mean.size} finite joint positions'
+        state = np.asarray(proprioception, np.float64)
+        if state.shape != self._state_mean.shape:
+            rule = f'must be {self._state_mean.size} joint positions'
+            raise ShapeError('proprioception', rule, proprioception)
+        normalised = (state - self._state_mean) / self._state_std
+        # One absurd reading would stay in the cache and speak through every later action.
+        if not (np.abs(normalised) <= MAX_DEVIATIONS).all():
+            rule = f'must be finite and within {MAX_DEVIATIONS:g} deviations of its mean'
             raise ShapeError('proprioception', rule, proprioception)
         patches = self._vision.preprocess(image)
         times.append(time.perf_counter_ns())
         tokens, embedding = self._vision.encode(patches)
         self._tokens[:-1] = tokens
-        normalised = (state - self._state_mean) / self._state_std
         self._tokens[-1] = self._state_weight @ normalised + self._state_bias
         times.append(time.perf_counter_ns())
         if stamp_ns < self._newest_stamp_ns:

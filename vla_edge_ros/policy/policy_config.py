@@ -7,6 +7,7 @@ are the fields of :class:`PolicyConfig`.
 
 from dataclasses import asdict, dataclass, fields
 import json
+import math
 from pathlib import Path
 
 from vla_edge_ros.errors import ConfigError, WeightsError
@@ -52,7 +53,10 @@ class PolicyConfig:
                 value = tuple(value)
                 object.__setattr__(self, field.name, value)
             _check_type(field, value)
-            if field.type in (int, float) and not value > 0:
+            numbers = value if field.type == tuple[float, ...] else ()
+            if not all(math.isfinite(number) for number in numbers):
+                raise ConfigError(f'vla.{field.name}', 'must be finite', value)
+            if field.type in (int, float) and not 0 < value < math.inf:
                 raise ConfigError(f'vla.{field.name}', 'must be > 0', value)
         for name, size in (('image_width', self.image_width), ('image_height', self.image_height)):
             if size % self.patch_size:
@@ -64,6 +68,24 @@ class PolicyConfig:
         for name in ('image_std', 'proprioception_std'):
             if not all(value > 0 for value in getattr(self, name)):
                 raise ConfigError(f'vla.{name}', 'must be > 0', getattr(self, name))
+        for name, length in (
+            ('image_mean', 3), ('image_std', 3),
+            ('proprioception_std', len(self.proprioception_mean)),
+            ('joint_names', len(self.joint_names) and len(self.proprioception_mean)),
+        ):
+            if len(getattr(self, name)) != length:
+                rule = f'must have {length} values'
+                raise ConfigError(f'vla.{name}', rule, getattr(self, name))
+        if not self.action_low:
+            raise ConfigError('vla.action_low', 'must have a value', self.action_low)
+        if round(self.step_ms * 1e6) < 1:
+            raise ConfigError('vla.step_ms', 'must be at least a nanosecond', self.step_ms)
+        if self.vision_hidden_size % 4:
+            rule = 'must be a multiple of 4'
+            raise ConfigError('vla.vision_hidden_size', rule, self.vision_hidden_size)
+        if self.begin_token >= self.transformer.vocab_size:
+            rule = f'must be below vocab_size {self.transformer.vocab_size}'
+            raise ConfigError('vla.begin_token', rule, self.begin_token)
         if self.kv_slots % self.slots_per_frame:
             rule = f'must be a multiple of the {self.slots_per_frame} slots of a frame'
             raise ConfigError('vla.kv_slots', rule, self.kv_slots)
