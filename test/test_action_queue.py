@@ -166,5 +166,5 @@ def test_every_tick_has_an_action_or_says_why_not(events, steps, limit, safe_act
 def test_unusable_parameters_are_refused_by_name():
     with pytest.raises(ConfigError, match='safe_action must be one of'):
         ActionQueueParameters(safe_action='panic')
-    with pytest.raises(ConfigError, match='initial_action must be a list of numbers'):
+    with pytest.raises(ConfigError, match='initial_action must be a list of finite numbers'):
         ActionQueueParameters(initial_action=['fast'])

@@ -221,3 +221,16 @@ def test_refusals_by_the_loop_are_counted_under_their_names():
 def test_parameters_out_of_range_are_refused_by_name():
     with pytest.raises(ConfigError, match='margin_ms must be in'):
         AdmissionParameters(margin_ms=-1.0)
+
+
+def test_runs_that_are_always_rare_still_teach_the_estimate():
+    admission = AdmissionController(AdmissionParameters(idle_gap_ms=1000.0, warmup_samples=0))
+    admission.seed(5.0, 5.0)
+    now_ns = 0
+    for _ in range(60):
+        now_ns += 1_100 * NS_PER_MS
+        decision = admission.decide(now_ns, now_ns + 33 * NS_PER_MS)
+        if decision.kind is DecisionKind.FULL:
+            admission.observe(Stage.PREFILL, 40 * NS_PER_MS)
+            admission.observe(Stage.DECODE, 40 * NS_PER_MS)
+    assert decision.estimate_ms > 60.0

@@ -452,3 +452,42 @@ def test_worker_thread_that_overruns_is_late_and_the_tick_is_not():
     finally:
         gate.set()
         assert runner.close()
+
+
+def test_an_instruction_said_again_does_not_throw_away_the_run_that_follows_it():
+    rig = Rig(ScriptedLatency([50.0] * 60), admission={'probe_after': 1})
+    for _ in range(60):
+        rig.loop.set_instruction('reach the red cube')
+        rig.run()
+    assert rig.loop.causes['late'] > 10
+    assert sum(call == ('instruction', 'reach the red cube') for call in rig.policy.calls) == 1
+
+
+def test_releasing_a_hold_that_is_not_engaged_changes_nothing():
+    rig = Rig(queue={'safe_action': 'stop_publishing'})
+    rig.run(3)
+    rig.camera.stop_ns = rig.clock.now_ns()
+    rig.loop.set_hold(False)
+    assert rig.run()[0].cause.value in ('fresh', 'queued')
+    assert rig.run()[0].cause.value == 'queued'
+
+
+def test_a_result_from_before_a_hold_is_not_used_after_it():
+    rig = Rig(ScriptedLatency([8.0, 8.0, 120.0]))
+    rig.run(3)
+    rig.loop.set_hold(True)
+    rig.run()
+    rig.loop.set_hold(False)
+    assert 'late' not in names(rig.run(4), 'cause')
+
+
+def test_an_error_that_comes_late_is_not_hidden_by_the_next_run():
+    latency = ScriptedLatency(prefill_ms=40.0)
+    rig = Rig(latency)
+    rig.policy.fail = ValueError('broken')
+    assert rig.run()[0].reason.value == 'deadline_missed'
+    rig.policy.fail, latency.prefill_ms = None, 10.0
+    busy, result = rig.run(2)
+    assert (busy.reason.value, result.cause.value) == ('busy', 'fresh')
+    assert str(result.error) == 'broken'
+    assert rig.loop.counts['policy_error'] == 1

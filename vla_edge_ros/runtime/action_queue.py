@@ -9,6 +9,7 @@ of the host never moves an index.
 
 from dataclasses import dataclass
 from enum import Enum
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +45,11 @@ class ActionQueueParameters:
     def __post_init__(self):
         """Check every value."""
         validate(self)
-        if not all(type(value) in (int, float) for value in self.initial_action):
-            raise ConfigError('initial_action', 'must be a list of numbers', self.initial_action)
+        if not all(
+            type(value) in (int, float) and math.isfinite(value) for value in self.initial_action
+        ):
+            rule = 'must be a list of finite numbers'
+            raise ConfigError('initial_action', rule, self.initial_action)
 
 
 class Cause(str, Enum):

@@ -124,13 +124,14 @@ class Decision(NamedTuple):
 class _StageEstimate:
     """Running cost of one stage, ns; ``mean`` is NaN while there is none."""
 
-    __slots__ = ('mean', 'tail', 'seen', 'skip', 'replace')
+    __slots__ = ('mean', 'tail', 'seen', 'skip', 'skipped', 'replace')
 
     def __init__(self):
         self.mean = math.nan
         self.tail = 0.0
         self.seen = 0
         self.skip = False
+        self.skipped = False
         self.replace = False
 
     def seed(self, mean: float) -> None:
@@ -141,7 +142,9 @@ class _StageEstimate:
     def add(self, sample: float, parameters: AdmissionParameters) -> bool:
         """Take one sample in and return True, or False when it is left out."""
         self.seen += 1
-        left_out = self.skip or self.seen <= parameters.warmup_samples
+        # Never two in a row: runs that are always rare would teach the estimate nothing.
+        self.skipped = self.skip and not self.skipped
+        left_out = self.skipped or self.seen <= parameters.warmup_samples
         self.skip = False
         if left_out:
             return False

@@ -96,7 +96,8 @@ class StepResult:
 
     ``telemetry.trace.COLUMNS`` documents every field but the last four. ``action`` is what to
     publish (float32 [action_dim]); ``chunk`` is the chunk it was taken from, of which the rows
-    from ``chunk_index`` on are still to come; ``error`` is what the policy raised; ``late`` tells
+    from ``chunk_index`` on are still to come unless ``cause`` holds an action; ``error`` is the
+    first that the policy raised; ``late`` tells
     that a result arrived which had missed its deadline.
     """
 
@@ -241,10 +242,11 @@ class ControlLoop:
         while self._requests:
             self._requests.popleft()()
         deadline_ns = scheduled_ns + int(self.parameters.deadline_ms * NS_PER_MS)
-        outcome, late = None, False
+        outcome, error, late = None, None, False
         if self._runner.busy:
             outcome = self._runner.wait(started_ns)
             if outcome is not None:
+                error = outcome.error
                 late = self._collect(outcome, self.parameters.publish == 'on_ready')
 
         frame, proprioception, reason = self._look()
@@ -261,11 +263,12 @@ class ControlLoop:
                 if own_outcome is None:
                     reason = Reason.DEADLINE_MISSED
                 else:
-                    outcome = own_outcome
+                    outcome, error = own_outcome, error or own_outcome.error
                     late |= self._collect(outcome, False)
-        if outcome is not None and outcome.error is not None:
+        if error is not None:
             reason = Reason.POLICY_ERROR
-        return self._publish(scheduled_ns, started_ns, decision, reason, frame, outcome, late)
+        return self._publish(
+            scheduled_ns, started_ns, decision, reason, frame, outcome, error, late)
 
     def _look(self) -> tuple[Any, np.ndarray | None, Reason | None]:
         """Return the newest frame, the joint state, and the reason not to use them, if any."""
@@ -332,7 +335,7 @@ class ControlLoop:
         return late
 
     def _publish(
-        self, scheduled_ns, started_ns, decision, reason, frame, outcome, late
+        self, scheduled_ns, started_ns, decision, reason, frame, outcome, error, late
     ) -> StepResult:
         queued = self.queue.take(scheduled_ns)
         stamp_ns = self._clock.now_ns()
@@ -364,7 +367,7 @@ class ControlLoop:
             retained_frames=self._retained_frames,
             action=queued.action,
             chunk=queued.chunk,
-            error=None if outcome is None else outcome.error,
+            error=error,
         )
         self._tick += 1
         self.counts[reason.value] += 1
@@ -372,12 +375,16 @@ class ControlLoop:
         return result
 
     def _apply_instruction(self, text: str) -> None:
-        self._new_instruction = text
-        self._epoch += 1
+        running = self._job.instruction if self._job is not None else None
+        # Said again it is no news, and must not throw away the run that follows it already.
+        if text != (self._new_instruction or running or self.instruction):
+            self._new_instruction = text
+            self._epoch += 1
 
     def _apply_hold(self, engaged: bool) -> None:
-        self.queue.set_hold(engaged)
-        self._epoch += 1
+        if engaged != self.queue.held:
+            self.queue.set_hold(engaged)
+            self._epoch += 1
 
     def _apply_reset(self) -> None:
         self.queue.reset()
