@@ -34,6 +34,7 @@ test: $(SET_UP)
 
 parity: $(TORCH)
 	$(VENV)/bin/python -m vla_edge_ros.lab.parity
+	$(VENV)/bin/python -m pytest test/test_training.py test/test_parity.py
 
 clean:
 	rm -rf build install log out

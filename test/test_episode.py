@@ -209,3 +209,12 @@ def test_bad_value_is_one_clear_line(option, value, capsys):
 ])
 def test_wilson_interval_matches_published_values(successes, trials, interval):
     np.testing.assert_allclose(wilson_interval(successes, trials), interval, atol=1e-4)
+
+
+@pytest.mark.parametrize(('control', 'low', 'high'), [
+    ('none', 0.9, 1.0), ('wrong-colour', 0.0, 0.1), ('blank', 0.0, 0.1)])
+def test_the_shipped_policy_follows_what_is_named_and_only_what_it_sees(control, low, high):
+    simulator = Simulator(EpisodeParameters(control=control))
+    successes = [simulator.run(11, index).succeeded for index in range(20)]
+    simulator.close()
+    assert low <= np.mean(successes) <= high

@@ -23,6 +23,7 @@ PROMPT_TOKENS = 24
 CACHED_TOKENS = 256
 PREFILL_TOKENS = 32
 DECODE_TOKENS = 8
+LIMIT_RATIO = 0.5  # of the fastest torch
 FIRST_ROW = 512  # the last 256 vocabulary rows are the action bins
 
 
@@ -155,11 +156,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if util.find_spec('torch') is None:
         parser.exit(2, 'the comparison needs torch: make parity installs it\n')
-    text = json.dumps(run(options.rounds, threads=options.threads), indent=2)
+    record = run(options.rounds, threads=options.threads)
+    text = json.dumps(record, indent=2)
     print(text)
     if options.json:
         options.json.write_text(text + '\n', encoding='utf-8')
-    return 0
+    return 0 if record['ratio_to_fastest_torch'] <= LIMIT_RATIO else 1
 
 
 if __name__ == '__main__':

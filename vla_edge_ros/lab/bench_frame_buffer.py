@@ -206,8 +206,8 @@ def wait_for(condition) -> None:
         time.sleep(0.0005)
 
 
-def main() -> None:
-    """Run the benchmark and write the record."""
+def main() -> int:
+    """Run the benchmark and write the record; exit status 1 for a torn frame or a leftover."""
     parser = argparse.ArgumentParser(description=__doc__.partition('\n\n')[0])
     parser.add_argument('--json', type=Path, required=True, help='where the record goes')
     parser.add_argument('--reads', type=int, default=10_000_000, help='reads of small frames')
@@ -224,7 +224,9 @@ def main() -> None:
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(record, indent=2) + '\n')
     print(json.dumps(record, indent=2))
+    torn = sum(record[part]['torn'] for part in ('small', 'large', 'kills'))
+    return 1 if torn or record['kills']['left_behind'] else 0
 
 
 if __name__ == '__main__':
-    main()
+    raise SystemExit(main())

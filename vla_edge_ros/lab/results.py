@@ -208,7 +208,8 @@ def card() -> str:
         f'- **Training**: `vla-edge train`, seed {settings["seed"]}, {settings["steps"]:,} steps '
         f'of {settings["batch"]} films, AdamW {settings["learning_rate"]:g}, on one NVIDIA H200 '
         f'with 16 cores (PyTorch 2.11, Python {machine["python"]}), in two parts of together '
-        f'{(training["seconds"] + training["seconds_of_earlier_part"]) / 60:.0f} minutes. Equal '
+        f'{(training["seconds"] + training.get("seconds_of_earlier_part", 0)) / 60:.0f} minutes. '
+        'Equal '
         'seeds give equal films and batches; GPU arithmetic is not bitwise repeatable, so '
         'another run gives other weights of about the same quality. On two CPU cores it takes '
         'many hours.',

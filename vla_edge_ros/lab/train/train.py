@@ -8,6 +8,7 @@ an interrupted run goes on from its last saved state.
 
 import argparse
 from dataclasses import asdict, dataclass, fields
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -129,6 +130,9 @@ def train(
         settings.frames, config.image_width, config.image_height,
         config.chunk_steps, config.step_ms / 1000.0)
 
+    # Another run's films and state are not this run's: each has a folder of its own.
+    digest = hashlib.sha256(repr((settings, shape, config)).encode()).hexdigest()[:12]
+    work = work / digest
     columns = [*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn()]
     with Progress(*columns) as progress:
         total = settings.validation + settings.streams
