@@ -18,6 +18,13 @@ def test_parameter_tables_are_current():
     assert renew(README) == README, 'run python -m vla_edge_ros.lab.parameter_table README.md'
 
 
+def test_results_and_card_are_written_from_the_saved_records():
+    from vla_edge_ros.lab import results
+
+    assert results.renew(README) == README, 'run python -m vla_edge_ros.lab.results write'
+    assert results.card() == results.CARD.read_text(encoding='utf-8')
+
+
 def test_every_command_and_make_target_it_names_exists():
     named = set(re.findall(r'vla-edge (\w+)', README))
     assert named == set(COMMANDS)

@@ -38,18 +38,17 @@ def measure(names: list[str]) -> None:
             [*lab, 'vla_edge_ros.lab.bench_frame_buffer', '--json', path]),
     }
     for name in names or steps:
-        steps[name](RECORDS / f'{name}.json')
+        steps[name]((RECORDS / f'{name}.json').relative_to(ROOT))
 
 
 def _call(command: list) -> None:
     print(*command, flush=True)
-    subprocess.run([str(word) for word in command], check=True)
+    subprocess.run([str(word) for word in command], check=True, cwd=ROOT)
 
 
 def _demo(vla_edge: list[str], path: Path) -> None:
-    out = ROOT / 'out' / 'demo'
-    _call([*vla_edge, 'demo', '--out', out])
-    shutil.copy(out / 'summary.json', path)
+    _call([*vla_edge, 'demo', '--out', 'out/demo'])
+    shutil.copy(ROOT / 'out' / 'demo' / 'summary.json', ROOT / path)
 
 
 def _sim(vla_edge: list[str], path: Path) -> None:
@@ -63,10 +62,10 @@ def _sim(vla_edge: list[str], path: Path) -> None:
         episodes = EPISODES // 4 if delay_ms else EPISODES
         _call([*vla_edge, 'sim', '--episodes', episodes, '--control', control,
                '--delay-ms', delay_ms, '--json', part])
-        summary = json.loads(part.read_text(encoding='utf-8'))
+        summary = json.loads((ROOT / part).read_text(encoding='utf-8'))
         runs.append(summary | {'environment': environment_record()})
-    part.unlink()
-    path.write_text(json.dumps(runs, indent=1) + '\n', encoding='utf-8')
+    (ROOT / part).unlink()
+    (ROOT / path).write_text(json.dumps(runs, indent=1) + '\n', encoding='utf-8')
 
 
 def load(name: str):
