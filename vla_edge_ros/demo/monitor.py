@@ -16,12 +16,12 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_edge_ros.demo.state import REASONING, RunState
 from vla_edge_ros.nodes.conversions import to_ns
+from vla_edge_ros.nodes.messages import LATCHED
 from vla_edge_ros.replay.bag import BagWriter
 
 OBSERVATION, STATUS = f'/{REASONING}/observation', f'/{REASONING}/status'
 # Best effort hears reliable publishers too.
 LISTEN = QoSProfile(depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
-LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 RECORDED = (
     ('/camera/image_raw', Image, LISTEN),
     ('/joint_states', JointState, LISTEN),

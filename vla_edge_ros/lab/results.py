@@ -14,10 +14,11 @@ import subprocess
 import sys
 
 from vla_edge_ros.lab.record import environment_record
+from vla_edge_ros.policy.policy import DEFAULT_POLICY
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDS = ROOT / 'docs' / 'results'
-CARD = ROOT / 'vla_edge_ros' / 'policies' / 'track' / 'README.md'
+CARD = DEFAULT_POLICY / 'README.md'
 BEGIN, END = '<!-- results: generated -->', '<!-- results: end -->'
 DELAYS_MS = (0, 33, 67, 100, 133, 167, 200)
 EPISODES = 500  # without delay; a quarter of them for each point of the curve

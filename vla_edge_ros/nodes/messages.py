@@ -6,6 +6,7 @@ from builtin_interfaces.msg import Duration, Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from geometry_msgs.msg import TwistStamped
 import numpy as np
+from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import TimeReference
 from std_msgs.msg import Float64MultiArray, MultiArrayDimension
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
@@ -19,6 +20,8 @@ ACTION_TYPES = {
     'twist': TwistStamped,
     'float64_multi_array': Float64MultiArray,
 }
+LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+"""A topic whose last message reaches those that join later, as the instruction's."""
 _TWIST_AXES = (
     ('linear', 'x'), ('linear', 'y'), ('linear', 'z'),
     ('angular', 'x'), ('angular', 'y'), ('angular', 'z'),

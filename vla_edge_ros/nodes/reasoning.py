@@ -14,7 +14,7 @@ import numpy as np
 from rclpy.clock import Clock as NodeClock
 from rclpy.clock import ClockType, JumpThreshold
 from rclpy.duration import Duration
-from rclpy.qos import DurabilityPolicy, qos_profile_sensor_data, QoSProfile
+from rclpy.qos import qos_profile_sensor_data
 from sensor_msgs.msg import JointState, TimeReference
 from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
@@ -27,10 +27,20 @@ from vla_edge_ros.nodes.control_thread import ControlThread
 from vla_edge_ros.nodes.conversions import joint_positions
 from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, ERROR, OK, Report, RosClock, WARN
 from vla_edge_ros.nodes.lifecycle import ManagedNode, SUCCESS
-from vla_edge_ros.nodes.messages import action_message, ACTION_TYPES, observation_reference
+from vla_edge_ros.nodes.messages import (
+    action_message,
+    ACTION_TYPES,
+    LATCHED,
+    observation_reference,
+)
 from vla_edge_ros.nodes.realtime import apply_to_thread, lock_memory, RealtimeParameters
 from vla_edge_ros.parameters import parameter, validate
-from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters, Cause
+from vla_edge_ros.runtime.action_queue import (
+    ActionQueue,
+    ActionQueueParameters,
+    Cause,
+    PLANNED_CAUSES,
+)
 from vla_edge_ros.runtime.admission import AdmissionController, AdmissionParameters
 from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters, StepResult
 from vla_edge_ros.runtime.frame_buffer import FrameReader
@@ -41,11 +51,8 @@ STATUS_PERIOD_S = 0.1
 SWITCH_INTERVAL_S = 0.0005
 """A thread that waits for the interpreter lock asks for it after this, not after 5 ms."""
 GARBAGE_TICKS = 30
-LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 LIVE_SETS = (ControlLoopParameters, AdmissionParameters, ActionQueueParameters)
 GOOD_CAUSES = (Cause.FRESH, Cause.QUEUED)
-PLANNED_CAUSES = (*GOOD_CAUSES, Cause.LATE)
-"""Only these go on to the chunk's next rows; any other holds one action."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ import cv2
 import numpy as np
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, qos_profile_sensor_data, QoSProfile
+from rclpy.qos import qos_profile_sensor_data
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
 
 from vla_edge_ros.clock import MonotonicClock, NS_PER_MS, NS_PER_S
 from vla_edge_ros.errors import ConfigError, VlaEdgeError
 from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, OK, Report
-from vla_edge_ros.nodes.messages import ACTION_TYPES, to_time, velocities_at
+from vla_edge_ros.nodes.messages import ACTION_TYPES, LATCHED, to_time, velocities_at
 from vla_edge_ros.nodes.ros_parameters import RosParameters
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.sim.tasks import COLOURS, sample_instruction, TrackTask
@@ -28,7 +28,6 @@ FRAMES_PER_TICK = 2
 """The task counts at 30 Hz."""
 JOINT_NAMES = ('gantry_x', 'gantry_y')
 """As in the embedded policy's checkpoint."""
-LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 MAX_LOGGED_STATES = 3600 * 30
 MAX_STEP_NS = 100 * NS_PER_MS
 """A stalled process must not make the world leap."""

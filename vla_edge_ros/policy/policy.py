@@ -46,9 +46,11 @@ class Policy:
     Made by :meth:`load`.
     """
 
-    def __init__(self, config, tokenizer, encoder, proprioception, transformer, cache):
+    def __init__(
+        self, config, memory_plan, tokenizer, encoder, proprioception, transformer, cache,
+    ):
         self.config: PolicyConfig = config
-        self.memory_plan: list[Buffer] = []
+        self.memory_plan: list[Buffer] = memory_plan
         """Every buffer of the engine: name, shape, dtype, bytes."""
         self.instruction: str | None = None
         self.cache: KVCache = cache
@@ -134,9 +136,7 @@ class Policy:
             weights_dtype)
         state = [extra.pop(f'proprioception_projector.{part}') for part in ('weight', 'bias')]
         encoder = vision.VisionEncoder(config, extra, kernels)
-        policy = cls(config, _load_tokenizer(folder), encoder, state, transformer, cache)
-        policy.memory_plan = plan
-        return policy
+        return cls(config, plan, _load_tokenizer(folder), encoder, state, transformer, cache)
 
     def set_instruction(self, text: str) -> None:
         """

@@ -7,14 +7,14 @@ import time
 
 import rclpy
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, qos_profile_sensor_data, QoSProfile
+from rclpy.qos import qos_profile_sensor_data, QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from rosgraph_msgs.msg import Clock
 from std_msgs.msg import String
 
 from vla_edge_ros.clock import NS_PER_MS, NS_PER_S
 from vla_edge_ros.nodes.environment import profile_variables
-from vla_edge_ros.nodes.messages import to_time
+from vla_edge_ros.nodes.messages import LATCHED, to_time
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.replay.bag import BagReader, COMPRESSED_IMAGE, IMAGE, Record, STRING
 
@@ -120,7 +120,7 @@ def make_publisher(node: Node, topic: str, message_type: str):
     if message_type in (IMAGE, COMPRESSED_IMAGE):
         qos = qos_profile_sensor_data
     elif message_type == STRING:
-        qos = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        qos = LATCHED
     else:
         qos = QoSProfile(depth=10)
     return node.create_publisher(message_class, topic, qos)

@@ -67,6 +67,10 @@ class Cause(str, Enum):
     WAITING = 'waiting'
 
 
+PLANNED_CAUSES = (Cause.FRESH, Cause.LATE, Cause.QUEUED)
+"""Only these go on to the next rows of their chunk; any other holds one action."""
+
+
 class QueuedAction(NamedTuple):
     """
     What one tick publishes.

@@ -21,6 +21,7 @@ from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.parameters import describe, from_mapping, parameter, validate
 from vla_edge_ros.sim.simulator import EpisodeParameters, EpisodeResult, Simulator
+from vla_edge_ros.telemetry.age import percentiles
 from vla_edge_ros.workers import run_in_workers
 
 WILSON_Z = 1.96
@@ -132,7 +133,7 @@ def summarise(
         'episodes': episodes,
         'success_rate': successes / episodes,
         'success_interval': wilson_interval(successes, episodes),
-        'observation_age_ms': _percentiles(np.concatenate(ages_ms)),
+        'observation_age_ms': percentiles(np.concatenate(ages_ms), (50, 95, 99)),
         'ticks': counts['decisions'].total(),
         **{name: dict(sorted(counter.items())) for name, counter in counts.items()},
         'config': config,
@@ -146,13 +147,6 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
     half = WILSON_Z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
     scale = 1 + z2 / trials
     return [max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)]
-
-
-def _percentiles(values: np.ndarray) -> dict[str, float | None]:
-    if not values.size:
-        return dict.fromkeys(('p50', 'p95', 'p99', 'max'))
-    p50, p95, p99 = np.percentile(values, (50, 95, 99))
-    return {'p50': float(p50), 'p95': float(p95), 'p99': float(p99), 'max': float(values.max())}
 
 
 def _table(summary: dict) -> Table:

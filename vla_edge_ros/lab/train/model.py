@@ -206,7 +206,7 @@ class PolicyNetwork(nn.Module):
         """
         c = self.config
         theta = c.transformer.rope_theta
-        batch, frames = stream.proprioception.shape[:2]
+        batch = len(stream.proprioception)
         slots, decode = c.slots_per_frame, c.decode_tokens
         device = images.device
 
