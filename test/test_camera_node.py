@@ -89,6 +89,18 @@ def test_bad_images_are_counted_and_reported_and_the_next_good_one_is_written(gr
     assert float(values['cpu_percent']) >= 0.0
 
 
+def test_after_a_stall_only_the_newest_image_is_written_and_all_are_counted(graph):
+    node = make_node(graph, f'frame_buffer:={BUFFER}')
+    publisher = graph.peer.create_publisher(Image, 'camera/image_raw', qos_profile_sensor_data)
+    send(graph, node, publisher, make_image(stamp_ns=1))
+    for stamp_ns in range(2, 22):  # nobody spins meanwhile
+        publisher.publish(make_image(stamp_ns=stamp_ns))
+    assert graph.spin_until(lambda: node.received == 21)
+    assert node.written + node.superseded == 21 and node.superseded > 0
+    with FrameReader(BUFFER) as reader:
+        assert reader.read().stamp_ns == 21
+
+
 def test_a_frame_larger_than_the_buffer_and_a_changed_size_are_no_crash(graph):
     node = make_node(graph, 'capacity_bytes:=10', f'frame_buffer:={BUFFER}')
     publisher = graph.peer.create_publisher(Image, 'camera/image_raw', qos_profile_sensor_data)

@@ -87,7 +87,8 @@ def test_plain_terminal_gets_a_line_every_few_seconds(state):
             now[0] += 2 * LINE_PERIOD_S / 100
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
-    for text in ('tick 11', 'cause hold', 'p99 10.0', 'camera 59/60', 'success 3 of 4'):
+    for text in ('tick 11', 'cause hold', 'p99 10.0', 'camera 60 frames published, 59 received',
+                 'success 3 of 4'):
         assert text in lines[0]
 
 
@@ -99,7 +100,21 @@ def test_real_terminal_shows_the_instruction_and_the_causes(state):
 
 
 def test_line_before_the_first_report_says_starting():
-    assert 'starting' in line(RunState(), 0.0)
+    assert line(RunState(), None) == 'starting the nodes: none has reported yet'
+
+
+def test_the_last_line_shows_the_end_of_the_run(state):
+    out, now = io.StringIO(), [0.0]
+    console = Console(file=out, force_terminal=False)
+    with LiveView(state, 3.0, console, clock=lambda: now[0]) as view:
+        view.start_clock()
+        view.refresh()
+        now[0] = 3.0
+        view.stop_clock()
+        now[0] = 60.0
+        view.refresh()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2 and lines[1].startswith('  3.0 s')
 
 
 def test_children_are_ended_with_sigint_and_none_is_left(tmp_path):
@@ -108,9 +123,9 @@ def test_children_are_ended_with_sigint_and_none_is_left(tmp_path):
             nodes.start(name, child())
             wait_for(tmp_path / f'{name}.log', 'ready')
         nodes.check()
-        nodes.end(REASONING)
         pids = [process.pid for process in psutil.Process().children()]
-        assert pids
+        assert len(pids) >= 2
+        nodes.end_all()
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
@@ -139,7 +154,7 @@ def test_child_that_ends_badly_is_reported(tmp_path):
         nodes.start(CAMERA, child(code=134))
         wait_for(tmp_path / 'camera_node.log', 'ready')
         with pytest.raises(NodeFailed, match='camera_node ended with code 134'):
-            nodes.end(CAMERA)
+            nodes.end_all()
 
 
 def test_child_deaf_to_sigint_is_killed(tmp_path, monkeypatch):
@@ -149,7 +164,7 @@ def test_child_deaf_to_sigint_is_killed(tmp_path, monkeypatch):
         wait_for(tmp_path / 'sim_node.log', 'ready')
         pid = nodes._children[SIM].pid
         with pytest.raises(NodeFailed, match='did not end'):
-            nodes.end(SIM)
+            nodes.end_all()
         assert not psutil.pid_exists(pid)
 
 

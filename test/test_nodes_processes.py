@@ -129,7 +129,7 @@ def running_system(tmp_path, start):
             'camera_node': node_command('camera_node', width=24, height=20),
             'reasoning_node': fake_reasoning_command(
                 autostart=True, trace_path=str(tmp_path / 'trace.csv'), safe_action='zeros'),
-            'sim_node': node_command('sim_node', wait_for_subscriber=True),
+            'sim_node': node_command('sim_node', wait_for_subscribers=1),
         }
         children = {
             name: start(name, command, graph.environment) for name, command in commands.items()

@@ -100,7 +100,7 @@ def test_camera_joints_and_a_latched_instruction_are_published(make_simulation):
 
 
 def test_the_camera_compresses_on_demand_and_waits_for_a_listener(make_simulation):
-    simulation = make_simulation('camera:=compressed', 'wait_for_subscriber:=true')
+    simulation = make_simulation('camera:=compressed', 'wait_for_subscribers:=1')
     simulation.advance(5)
     assert simulation.node.published == 0 and len(simulation.world.commands) == 5
     images = simulation.graph.listen(

@@ -2,8 +2,9 @@
 ``vla-edge demo``: the whole system for a while, then what it did.
 
 Camera, reasoning and simulator run as processes of their own and talk DDS, as on a robot; this
-process only watches. Counting starts with the first action. At the end the reasoning node goes
-first and the camera a moment later, so that no tick is counted that had no camera to look at.
+process only watches. Counting starts with the first action. At the end the reasoning node is
+deactivated and the camera stops a moment later, so that no tick is counted that had no camera to
+look at; then all nodes end together, which leaves no Fast DDS files behind.
 """
 
 import argparse
@@ -17,7 +18,12 @@ import time
 from vla_edge_ros.demo.processes import CpuMeter, NodeFailed, NodeProcesses
 from vla_edge_ros.demo.state import CAMERA, REASONING, RunState, SIM
 from vla_edge_ros.errors import BackendUnavailable, ConfigError, TransportError
-from vla_edge_ros.nodes.environment import free_domain_id, node_command, node_environment
+from vla_edge_ros.nodes.environment import (
+    free_domain_id,
+    node_command,
+    node_environment,
+    share_directory,
+)
 from vla_edge_ros.nodes.process import StopRequest
 
 START_LIMIT_S = 120.0
@@ -28,9 +34,11 @@ CAMERA_LEAD_S = 1.0
 """How much longer than the reasoning node the camera runs."""
 SETTLE_LIMIT_S = 4.0
 """Two reports of each node, for counts that agree."""
+DEACTIVATE_LIMIT_S = 10.0
 POLL_S = 0.05
 PERIOD_MS = 1000.0 / 30.0
 FILM = 'robot.webp'
+TUNING = 'tiny.yaml'
 
 Wait = Callable[[Callable[[], bool], float], bool]
 
@@ -91,6 +99,9 @@ class Demo:
             (self._out / name).unlink(missing_ok=True)
         self._trace.unlink(missing_ok=True)
         self._states.unlink(missing_ok=True)
+        # A checkpoint of the user's own comes with its own needs.
+        tuning = share_directory() / 'config' / TUNING
+        self._tuning = () if options.policy else ('--params-file', str(tuning))
         self._measured: dict = {}
 
     def run_nodes(self) -> None:
@@ -119,7 +130,7 @@ class Demo:
                 raise BackendUnavailable('rclpy', rule, str(error)) from error
 
         with NodeProcesses(environment, logs) as nodes:
-            nodes.start(CAMERA, node_command(CAMERA))
+            nodes.start(CAMERA, node_command(CAMERA, *self._tuning))
             with (
                 Monitor(self._state, self._options.record) as monitor,
                 LiveView(self._state, self._options.seconds) as view,
@@ -135,23 +146,23 @@ class Demo:
                         view.refresh()
                     return True
 
-                self._watch(nodes, wait, view)
-            for name in (CAMERA, SIM):
-                nodes.end(name)
+                self._watch(nodes, wait, view, monitor)
+            nodes.end_all()
 
-    def _watch(self, nodes: NodeProcesses, wait: Wait, view) -> None:
+    def _watch(self, nodes: NodeProcesses, wait: Wait, view, monitor) -> None:
         state, options, seconds = self._state, self._options, self._options.seconds
         # Each node starts when the one it meets is there: a subscriber still busy loading misses
         # the first images, and a loop without a camera has ticks with nothing to look at.
         wait(lambda: CAMERA in state.messages, START_LIMIT_S)
         nodes.start(SIM, node_command(
-            SIM, seed=options.seed, instruction=options.instruction,
-            wait_for_subscriber=True, run_seconds=seconds + CAMERA_LEAD_S,
+            SIM, *self._tuning, seed=options.seed, instruction=options.instruction,
+            wait_for_subscribers=2 if options.record else 1, run_seconds=seconds + CAMERA_LEAD_S,
             state_log_path=str(self._states)))
         if not wait(lambda: state.count(CAMERA, 'received') > 0, START_LIMIT_S):
             raise NodeFailed(nodes.describe(CAMERA, 'received no image'))
         nodes.start(REASONING, node_command(
-            REASONING, autostart=True, trace_path=str(self._trace), policy=options.policy))
+            REASONING, *self._tuning, autostart=True, trace_path=str(self._trace),
+            policy=options.policy))
 
         def ready() -> bool:
             return state.acting or state.value(REASONING, 'last_error') or 'active' == \
@@ -171,7 +182,10 @@ class Demo:
 
         wait(passed, seconds + 1.0)
         episodes, successes = state.count(SIM, 'episodes'), state.count(SIM, 'successes')
-        nodes.end(REASONING)
+        view.stop_clock()
+        deactivated = monitor.deactivate_reasoning()
+        if not wait(deactivated.done, DEACTIVATE_LIMIT_S):
+            raise NodeFailed(nodes.describe(REASONING, 'was not deactivated'))
         wait(lambda: state.camera_stopped, CAMERA_LEAD_S + SETTLE_LIMIT_S)
         wait(lambda: state.camera_counts[0] == state.camera_counts[1], SETTLE_LIMIT_S)
         published, received = state.camera_counts
@@ -205,3 +219,5 @@ class Demo:
                 render_video(self._states, self._trace, film, fps=15.0)
             write_report(self._out / 'report.html', summary, trace, film)
         print(f'wrote {self._options.out}/report.html, summary.json, trace.csv')
+        if self._options.record:
+            print(f'recorded {self._options.record}')

@@ -34,18 +34,24 @@ def decision_text(state: RunState) -> str:
     return ': '.join(filter(None, parts)) or state.value(REASONING, 'state', 'starting')
 
 
-def line(state: RunState, seconds: float) -> str:
-    """Return the state in one line."""
-    published, received = state.camera_counts
+def camera_text(state: RunState) -> str:
+    """Return the newest counts; the two nodes report them at different moments."""
+    return '{0} frames published, {1} received'.format(*state.camera_counts)
+
+
+def line(state: RunState, seconds: float | None) -> str:
+    """Return the state in one line; ``seconds`` is None before the run has begun."""
+    if seconds is None:
+        nodes = ', '.join(f'{name} {text}' for name, text in state.messages.items())
+        return f'starting the nodes: {nodes or "none has reported yet"}'
     return (
         f'{seconds:5.1f} s  tick {state.causes.total()}  {decision_text(state)}'
-        f'  cause {state.last_cause or "-"}  age {age_text(state)}'
-        f'  camera {received}/{published}  success {success_text(state)}')
+        f'  cause {state.last_cause or "-"}  image age {age_text(state)}'
+        f'  camera {camera_text(state)}  success {success_text(state)}')
 
 
-def table(state: RunState, seconds: float, limit_s: float) -> Group:
+def table(state: RunState, seconds: float | None, limit_s: float) -> Group:
     """Return the state as a table."""
-    published, received = state.camera_counts
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style='dim', justify='right', min_width=12)
     rows.add_column(min_width=56, no_wrap=True)
@@ -55,7 +61,7 @@ def table(state: RunState, seconds: float, limit_s: float) -> Group:
     cpu = '  '.join(f'{name} {state.cpu_percent.get(name, 0):.0f} %' for name in NODES)
     cause_style = CAUSE_STYLES.get(state.last_cause, 'red')
     for label, content in (
-        ('time', f'{seconds:.1f} of {limit_s:.0f} s'),
+        ('time', 'starting' if seconds is None else f'{seconds:.1f} of {limit_s:.0f} s'),
         ('instruction', Text(state.value(SIM, 'instruction', 'waiting for the nodes'),
                              style='bold')),
         ('tick', f'{state.causes.total()}'),
@@ -63,7 +69,7 @@ def table(state: RunState, seconds: float, limit_s: float) -> Group:
         ('cause', Text(state.last_cause or '-', style=cause_style)),
         ('actions', causes),
         ('image age', age_text(state)),
-        ('camera', f'{received} of {published} frames received'),
+        ('camera', camera_text(state)),
         ('success', success_text(state)),
         ('CPU', cpu),
     ):
@@ -116,7 +122,13 @@ class LiveView:
 
     def start_clock(self) -> None:
         """Count the seconds shown from now."""
-        self._start_s = self._clock()
+        self._start_s, self._shown_s = self._clock(), float('-inf')
+
+    def stop_clock(self) -> None:
+        """Show the end of the run, and nothing of what comes after it."""
+        self._shown_s = float('-inf')
+        self.refresh()
+        self._shown_s = float('inf')
 
     def refresh(self) -> None:
         """Show the state if the last time was long enough ago."""
@@ -125,7 +137,7 @@ class LiveView:
         if now_s - self._shown_s < (TABLE_PERIOD_S if is_terminal else LINE_PERIOD_S):
             return
         self._shown_s = now_s
-        seconds = 0.0 if self._start_s is None else now_s - self._start_s
+        seconds = None if self._start_s is None else now_s - self._start_s
         if is_terminal:
             self._live.update(table(self._state, seconds, self._limit_s), refresh=True)
         else:

@@ -5,11 +5,14 @@ from pathlib import Path
 import time
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
+from rclpy.task import Future
 from sensor_msgs.msg import Image, JointState, TimeReference
 from std_msgs.msg import String
 from trajectory_msgs.msg import JointTrajectory
@@ -66,6 +69,7 @@ class Monitor:
             if writer is not None:
                 for topic, kind, qos in RECORDED:
                     self._record(node, writer, topic, kind, qos)
+            self._change_state = node.create_client(ChangeState, f'/{REASONING}/change_state')
             self._cleanup = stack.pop_all()
 
     def __enter__(self) -> 'Monitor':
@@ -81,6 +85,11 @@ class Monitor:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._executor.spin_once(timeout_sec=left)
+
+    def deactivate_reasoning(self) -> Future:
+        """Ask the reasoning node to stop acting; done when it has answered."""
+        transition = Transition(id=Transition.TRANSITION_DEACTIVATE)
+        return self._change_state.call_async(ChangeState.Request(transition=transition))
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         for status in message.status:

@@ -43,17 +43,7 @@ class NodeProcesses:
 
     def __exit__(self, *_exception: object) -> None:
         """End whatever still runs, without a word: the exception under way says why."""
-        children = list(self._children.values())
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(signal.SIGINT)
-        until = time.monotonic() + END_TIMEOUT_S
-        for child in children:
-            try:
-                child.wait(max(until - time.monotonic(), 0.0))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        self._end_all()
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start one child with its output in its log."""
@@ -78,28 +68,38 @@ class NodeProcesses:
             if child.poll() is not None:
                 raise NodeFailed(self.describe(name, f'ended with code {child.returncode}'))
 
-    def end(self, name: str) -> None:
+    def end_all(self) -> None:
         """
-        Ask one child to end and wait for it.
+        Ask all children to end and wait for them.
 
         Raises
         ------
         NodeFailed
-            It did not end in time and was killed, or ended with another code than 0.
+            One did not end in time and was killed, or ended with another code than 0.
 
         """
-        child = self._children.pop(name)
-        if child.poll() is None:
-            child.send_signal(signal.SIGINT)
-        try:
-            code = child.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-            raise NodeFailed(
-                self.describe(name, f'did not end within {END_TIMEOUT_S:.0f} s')) from None
-        if code:
-            raise NodeFailed(self.describe(name, f'ended with code {code}'))
+        for name, code in self._end_all().items():
+            if code is None:
+                raise NodeFailed(self.describe(name, f'did not end within {END_TIMEOUT_S:.0f} s'))
+            if code:
+                raise NodeFailed(self.describe(name, f'ended with code {code}'))
+
+    def _end_all(self) -> dict[str, int | None]:
+        """Return the exit codes, None for a child that had to be killed."""
+        children, self._children = self._children, {}
+        for child in children.values():
+            if child.poll() is None:
+                child.send_signal(signal.SIGINT)
+        until = time.monotonic() + END_TIMEOUT_S
+        codes: dict[str, int | None] = {}
+        for name, child in children.items():
+            try:
+                codes[name] = child.wait(max(until - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                codes[name] = None
+        return codes
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return the CPU time every living child has used so far, s."""

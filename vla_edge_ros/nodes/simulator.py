@@ -64,8 +64,9 @@ class SimulatorParameters:
         200.0, 'The tool stops this long after the last command.', unit='ms',
         range=(1.0, 60000.0),
     )
-    wait_for_subscriber: bool = parameter(
-        False, 'Send the first image only when somebody listens.', read_only=True
+    wait_for_subscribers: int = parameter(
+        0, 'Send the first image only when that many listen to the camera.', range=(0, 100),
+        read_only=True,
     )
     run_seconds: float = parameter(
         0.0, 'The camera stops this long after the first action, 0 for never.', unit='s',
@@ -169,9 +170,9 @@ class SimulatorNode(Node):
         now_ns = self._steady.now_ns()
         self._world.step(self._velocity(now_ns), min(now_ns - self._stepped_ns, MAX_STEP_NS))
         self._stepped_ns = now_ns
-        if self.parameters[SimulatorParameters].wait_for_subscriber and not self.published:
-            if not self._camera.get_subscription_count():
-                return
+        awaited = self.parameters[SimulatorParameters].wait_for_subscribers
+        if not self.published and self._camera.get_subscription_count() < awaited:
+            return
         stamp_ns = self.get_clock().now().nanoseconds
         self._send_camera(stamp_ns)
         self._send_joints(stamp_ns)
