@@ -36,7 +36,7 @@ def decision_text(state: RunState) -> str:
 
 def camera_text(state: RunState) -> str:
     """Return the newest counts; the two nodes report them at different moments."""
-    return '{0} frames published, {1} received'.format(*state.camera_counts)
+    return '{} frames published, {} received'.format(*state.camera_counts)
 
 
 def line(state: RunState, seconds: float | None) -> str:
