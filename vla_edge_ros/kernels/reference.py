@@ -38,30 +38,10 @@ def layer_norm(x, weight, bias, eps, out):
     return out
 
 
-def silu(x, out):
-    """Compute ``x * sigmoid(x)``."""
-    x = x.astype(np.float64)
-    out[:] = x / (1 + np.exp(-x))
-    return out
-
-
-def gelu(x, out):
-    """Compute the tanh form of GELU."""
-    x = x.astype(np.float64)
-    out[:] = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    return out
-
-
 def swiglu(gate, up, out):
     """Compute ``silu(gate) * up``."""
     gate = gate.astype(np.float64)
     out[:] = gate / (1 + np.exp(-gate)) * up
-    return out
-
-
-def add(x, y, out):
-    """Compute ``x + y``."""
-    out[:] = x + y
     return out
 
 

@@ -4,8 +4,8 @@ The transformer a policy decodes with, over cache slots.
 The seam between model and machine: a backend is a module (``kernels.cpu``,
 ``kernels.reference``, ``kernels.cuda``) that offers, under the same names,
 
-- the operations ``pack_linear, linear, rms_norm, layer_norm, swiglu, silu, gelu, add``, each
-  writing ``out``, which the vision encoder is built from;
+- the operations ``pack_linear, linear, layer_norm, swiglu``, the latter three writing ``out``,
+  which the vision encoder is built from;
 - ``memory_plan(config, weights_dtype, total_slots, max_tokens)``;
 - ``Engine(config, tensors, weights_dtype, total_slots, max_tokens)`` with ``embed``,
   ``forward``, ``logits`` and ``decode_greedy``, each one launch for as many layers and tokens

@@ -231,10 +231,8 @@ def copy_newest(base, stride, out, meta):
 
     Parameters
     ----------
-    base : int
-        Address of the segment.
-    stride : int
-        ``slot_bytes(capacity)``.
+    base, stride : int
+        As of :func:`publish_frame`.
     out : uint8 [height, width, channels]
         Receives the payload; undefined after TORN, untouched after EMPTY and OTHER_SIZE.
     meta : int64 [META_WORDS]

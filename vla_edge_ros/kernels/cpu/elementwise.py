@@ -1,4 +1,4 @@
-"""Normalisation, activations and sums over rows; all may work in place."""
+"""Normalisation and activation over rows; all may work in place."""
 
 import math
 
@@ -20,8 +20,6 @@ _C4 = np.float32(0.00967545173)
 _C5 = np.float32(0.00124678451)
 _C6 = np.float32(0.00021612919)
 _ONE = np.float32(1)
-_GELU_SCALE = np.float32(math.sqrt(2 / math.pi))
-_GELU_CUBE = np.float32(0.044715)
 
 
 @intrinsic
@@ -82,12 +80,6 @@ def swiglu_row(gate, up, out):
 
 
 @compiled
-def _rms_norm(x, weight, eps, out):
-    for row in range(x.shape[0]):
-        rms_norm_row(x[row], weight, eps, out[row])
-
-
-@compiled
 def _layer_norm(x, weight, bias, eps, out):
     size = np.float32(x.shape[1])
     for row in range(x.shape[0]):
@@ -107,53 +99,6 @@ def _layer_norm(x, weight, bias, eps, out):
 def _swiglu(gate, up, out):
     for row in range(out.shape[0]):
         swiglu_row(gate[row], up[row], out[row])
-
-
-@compiled
-def _silu(x, out):
-    for row in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            out[row, i] = x[row, i] / (_ONE + exponential(-x[row, i]))
-
-
-@compiled
-def _gelu(x, out):
-    for row in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            value = x[row, i]
-            inner = _GELU_SCALE * (value + _GELU_CUBE * value * value * value)
-            out[row, i] = value / (_ONE + exponential(-(inner + inner)))
-
-
-@compiled
-def _add(x, y, out):
-    for row in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            out[row, i] = x[row, i] + y[row, i]
-
-
-def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray) -> np.ndarray:
-    """
-    Divide each row of ``x`` by its root mean square and scale by ``weight``.
-
-    Parameters
-    ----------
-    x, out : float32 [rows, size]
-        Input and output; may be the same array.
-    weight : float32 [size]
-        Gain.
-    eps : float
-        Added to the mean square.
-
-    Notes
-    -----
-    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
-
-    """
-    _check_rows(x, out)
-    check_array('weight', weight, (x.shape[1],), np.float32)
-    _rms_norm(x, weight, np.float32(eps), out)
-    return out
 
 
 def layer_norm(
@@ -184,28 +129,6 @@ def swiglu(gate: np.ndarray, up: np.ndarray, out: np.ndarray) -> np.ndarray:
     _check_rows(gate, out)
     check_array('up', up, gate.shape, np.float32)
     _swiglu(gate, up, out)
-    return out
-
-
-def silu(x: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Compute ``out = x * sigmoid(x)``; float32 [rows, size], in place allowed."""
-    _check_rows(x, out)
-    _silu(x, out)
-    return out
-
-
-def gelu(x: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Compute the tanh form of GELU; float32 [rows, size], in place allowed."""
-    _check_rows(x, out)
-    _gelu(x, out)
-    return out
-
-
-def add(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Compute ``out = x + y``; float32 [rows, size], in place allowed."""
-    _check_rows(x, out)
-    check_array('y', y, x.shape, np.float32)
-    _add(x, y, out)
     return out
 
 
