@@ -119,6 +119,25 @@ def require_gl():
         world.close()
 
 
+@pytest.mark.parametrize('name', NODES)
+def test_help_tells_that_it_is_a_ros_node_and_starts_none(name, environment):
+    for word in ('-h', '--help'):
+        command = [sys.executable, '-m', f'vla_edge_ros.nodes.{name}', word]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0 and not done.stderr
+        assert f'usage: {name} [--ros-args -p NAME:=VALUE' in done.stdout
+
+
+@pytest.mark.parametrize('words', [['--width', '96'], ['stray'], ['stray', '--ros-args']])
+def test_arguments_that_are_none_of_ros_are_refused_in_one_line(words, environment):
+    command = [sys.executable, '-m', 'vla_edge_ros.nodes.camera_node', *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr.startswith('camera_node: arguments must stand behind --ros-args')
+    assert done.stderr.count('\n') == 1 and words[0] in done.stderr
+
+
 @contextmanager
 def running_system(tmp_path, start):
     """Yield graph, children and heard references with all three nodes acting."""

@@ -10,12 +10,19 @@ signal raises. Everything else, above all what creates shared memory, runs to it
 from collections.abc import Iterator
 from contextlib import contextmanager, ExitStack
 import importlib
+from pathlib import Path
 import signal
 import sys
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SPIN_TIMEOUT_S = 0.1
 RETRY_S = 0.005
+USAGE = """\
+usage: {name} [--ros-args -p NAME:=VALUE ... --params-file FILE -r FROM:=TO ...]
+
+A ROS 2 node: it takes no options of its own, only ROS arguments behind --ros-args, and runs until
+SIGINT or SIGTERM. README.md of vla_edge_ros lists its parameters, topics and services.
+"""
 
 
 class Interrupted(BaseException):
@@ -100,9 +107,14 @@ def run_node(module: str, class_name: str) -> int:
     Returns
     -------
     int
-        Exit code: 0 after a signal, 1 when the node could not be built.
+        Exit code: 0 after a signal, 1 when the node could not be built, 2 for an argument that
+        is none of ROS.
 
     """
+    name = Path(sys.argv[0]).stem
+    if {'-h', '--help'} & set(sys.argv[1:]):
+        print(USAGE.format(name=name), end='')
+        return 0
     stop = StopRequest()
     stop.install()
     try:
@@ -110,6 +122,7 @@ def run_node(module: str, class_name: str) -> int:
             import rclpy
             from rclpy.executors import SingleThreadedExecutor
             from rclpy.signals import SignalHandlerOptions
+            from rclpy.utilities import remove_ros_args
 
             from vla_edge_ros.errors import VlaEdgeError
 
@@ -121,6 +134,11 @@ def run_node(module: str, class_name: str) -> int:
         print(f'{class_name}: cannot be loaded: {error}', file=sys.stderr)
         return 1
 
+    strangers = remove_ros_args(sys.argv)[1:]
+    if strangers:
+        rule = 'must stand behind --ros-args (see --help)'
+        print(f'{name}: arguments {rule}, got {" ".join(strangers)!r}', file=sys.stderr)
+        return 2
     # Leaving the stack runs bottom up and in full, whatever fails; the order matters: shutting
     # rclpy down under a running executor or thread aborts the process.
     with ExitStack() as stack:
