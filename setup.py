@@ -43,6 +43,7 @@ setup(
         'rich>=13',
         'rosbags>=0.11.9',
         'safetensors>=0.4.3',
+        'tokenizers>=0.21',
         'transformers>=4.51',
     ],
     extras_require={

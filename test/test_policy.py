@@ -1,10 +1,14 @@
 """The streaming policy: what it observes, decodes, refuses and forgets."""
 
+from concurrent.futures import ThreadPoolExecutor
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
 from vla_edge_ros.policy.action_tokens import ActionTokenizer
@@ -142,6 +146,56 @@ def test_an_instruction_longer_than_the_prompt_slots_is_refused(policy):
     """The error says how many tokens fit."""
     with pytest.raises(ConfigError, match='must fit 24 prompt tokens'):
         policy.set_instruction('reach the red cube ' * 10)
+
+
+@pytest.mark.parametrize(('text', 'rule'), [
+    (' ', 'must not be empty'),
+    (None, 'must not be empty'),
+    ('reach the red cube ' * 10, 'must fit 24 prompt tokens, this one has 4'),
+    ('cube ' * 1_000_000, 'must fit 24 prompt tokens, this one has 5000000 characters'),
+], ids=['blank', 'none', 'long', 'book'])
+def test_checking_an_instruction_names_what_is_wrong_and_changes_nothing(policy, text, rule):
+    """As short as can be shown in one line of a log."""
+    with pytest.raises(ConfigError, match=f'^instruction {rule}') as caught:
+        policy.check_instruction(text)
+    assert len(str(caught.value)) < 200
+    assert policy.instruction == 'reach the red cube'
+    policy.check_instruction('touch the green cube')
+    assert policy.instruction == 'reach the red cube'
+
+
+def test_instructions_are_checked_while_another_thread_takes_one_up(policy):
+    """The tokenizer is shared, and locked by nobody."""
+    texts = [f'reach the red cube {i}' for i in range(200)]
+    with ThreadPoolExecutor(4) as pool:
+        checks = [pool.submit(policy.check_instruction, text) for text in texts]
+        for text in texts[:20]:
+            policy.set_instruction(text)
+        assert [check.result() for check in checks] == [None] * len(texts)
+
+
+def test_truncation_and_padding_saved_with_the_tokenizer_change_no_prompt(checkpoint, policy):
+    """An instruction cut short would be another instruction."""
+    path = checkpoint / 'tokenizer.json'
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(path))
+    other = Policy.load(checkpoint)
+    text = 'reach the red cube'
+    np.testing.assert_array_equal(other.tokenize(text), policy.tokenize(text))
+
+
+def test_loading_a_policy_says_nothing():
+    """Libraries advertise on stderr, which is the log of a node."""
+    program = (
+        'import logging, sys\n'
+        'from vla_edge_ros.policy.policy import Policy\n'
+        'Policy.load().set_instruction("reach the red cube")\n'
+        'assert "transformers" not in sys.modules and not logging.getLogger().handlers\n')
+    done = subprocess.run(
+        [sys.executable, '-c', program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
 def test_case_does_not_change_the_prompt(policy):

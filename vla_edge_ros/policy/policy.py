@@ -11,6 +11,7 @@ from pathlib import Path
 import time
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
 from vla_edge_ros.kernels import load_backend
@@ -26,6 +27,8 @@ from vla_edge_ros.policy.weights import check_weights, read_tensors
 from vla_edge_ros.telemetry.stages import Stage
 
 MAX_DEVIATIONS = 100.0
+MAX_CHARACTERS_PER_TOKEN = 100
+SHOWN_CHARACTERS = 60
 DEFAULT_POLICY = Path(__file__).resolve().parent.parent / 'policies' / 'track'
 
 
@@ -55,7 +58,7 @@ class Policy:
         self.instruction: str | None = None
         self.cache: KVCache = cache
         self.transformer: Transformer = transformer
-        self._tokenizer = tokenizer
+        self._tokenizer: Tokenizer = tokenizer
         self._vision: vision.VisionEncoder = encoder
         self._state_weight, self._state_bias = proprioception
         self._actions = ActionTokenizer(config)
@@ -154,9 +157,11 @@ class Policy:
         self.transformer.prefill(self.transformer.embed(ids), slots, slots[:0])
         self.instruction = text
 
-    def tokenize(self, text: str) -> np.ndarray:
+    def check_instruction(self, text: str) -> None:
         """
-        Return the prompt tokens of an instruction, int64 [n].
+        Refuse what :meth:`set_instruction` would refuse, and change nothing.
+
+        May be called from any thread, also while another one uses the policy.
 
         Raises
         ------
@@ -164,12 +169,33 @@ class Policy:
             The text is empty, or longer than the prompt slots.
 
         """
-        if not text.strip():
+        self.tokenize(text)
+
+    def tokenize(self, text: str) -> np.ndarray:
+        """
+        Return the prompt tokens of an instruction, int64 [n]; from any thread.
+
+        Raises
+        ------
+        ConfigError
+            The text is empty, or longer than the prompt slots.
+
+        """
+        if not isinstance(text, str) or not text.strip():
             raise ConfigError('instruction', 'must not be empty', text)
-        ids = np.asarray(self._tokenizer.encode(text.strip(), add_special_tokens=False), np.int64)
-        if len(ids) > self.config.prompt_slots:
-            rule = f'must fit {self.config.prompt_slots} prompt tokens, this one has {len(ids)}'
-            raise ConfigError('instruction', rule, text)
+        slots = self.config.prompt_slots
+        rule = f'must fit {slots} prompt tokens, this one has'
+        # A book sent by mistake would keep the interpreter busy for seconds.
+        if len(text) > MAX_CHARACTERS_PER_TOKEN * slots:
+            raise ConfigError('instruction', f'{rule} {len(text)} characters', _shown(text))
+        # Encoding leaves the tokenizer as it is; that is what makes it safe from any thread.
+        encoded = self._tokenizer.encode(text.strip(), add_special_tokens=False)
+        ids = np.asarray(encoded.ids, np.int64)
+        if len(ids) > slots:
+            raise ConfigError('instruction', f'{rule} {len(ids)}', _shown(text))
+        if not len(ids) or ids.max() >= self.config.transformer.vocab_size:
+            rule = 'must consist of tokens that the policy knows'
+            raise ConfigError('instruction', rule, _shown(text))
         return ids
 
     def observe(
@@ -248,6 +274,10 @@ class Policy:
         self._newest_stamp_ns = 0
 
 
+def _shown(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f'{text[:SHOWN_CHARACTERS]}...'
+
+
 def _extra_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor outside the decoder."""
     hidden = config.transformer.hidden_size
@@ -272,14 +302,16 @@ def _extra_weights(config: PolicyConfig, tensors: dict) -> dict[str, np.ndarray]
     return weights
 
 
-def _load_tokenizer(folder: Path):
-    # Not AutoTokenizer: for a Qwen2 configuration it would replace the file's own normaliser.
-    from transformers import PreTrainedTokenizerFast
-
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer that the file describes, and no more than that."""
     path = folder / 'tokenizer.json'
     if not path.is_file():
         raise WeightsError('tokenizer', 'must be a file tokenizer.json', str(path))
     try:
-        return PreTrainedTokenizerFast(tokenizer_file=str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the tokenizers library raises bare Exception
         raise WeightsError('tokenizer.json', f'must be readable ({error})', str(path)) from None
+    # Saved with the file, they would cut an instruction short or fill it up.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
