@@ -253,10 +253,13 @@ def test_a_missing_library_is_one_line_and_exit_code_1(environment, tmp_path):
     assert done.stderr == "CameraNode: cannot be loaded: No module named 'rclpy'\n"
 
 
-def test_wrong_ros_arguments_are_one_line_and_exit_code_1(environment):
-    command = node_command('camera_node', '--params-file', '/nowhere.yaml')
+@pytest.mark.parametrize('words', [
+    ['--params-file', '/nowhere.yaml'], ['--bogus'], ['-p', 'width']])
+def test_wrong_ros_arguments_are_one_line_and_exit_code_1(words, environment):
+    command = node_command('camera_node', *words)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and '/nowhere.yaml' in done.stderr
+    assert done.returncode == 1 and words[-1] in done.stderr
+    assert done.stderr.startswith('camera_node: wrong ROS arguments: ')
     assert 'Traceback' not in done.stderr
 
 

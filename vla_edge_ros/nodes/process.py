@@ -134,18 +134,18 @@ def run_node(module: str, class_name: str) -> int:
         print(f'{class_name}: cannot be loaded: {error}', file=sys.stderr)
         return 1
 
-    strangers = remove_ros_args(sys.argv)[1:]
-    if strangers:
-        rule = 'must stand behind --ros-args (see --help)'
-        print(f'{name}: arguments {rule}, got {" ".join(strangers)!r}', file=sys.stderr)
-        return 2
     # Leaving the stack runs bottom up and in full, whatever fails; the order matters: shutting
     # rclpy down under a running executor or thread aborts the process.
     with ExitStack() as stack:
         try:
+            strangers = remove_ros_args(sys.argv)[1:]
+            if strangers:
+                rule = 'must stand behind --ros-args (see --help)'
+                print(f'{name}: arguments {rule}, got {" ".join(strangers)!r}', file=sys.stderr)
+                return 2
             rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
         except RuntimeError as error:
-            print(f'{class_name}: wrong ROS arguments: {error}', file=sys.stderr)
+            print(f'{name}: wrong ROS arguments: {error}', file=sys.stderr)
             return 1
         stack.callback(rclpy.try_shutdown)
         try:
