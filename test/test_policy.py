@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
+from vla_edge_ros.policy import policy as policy_module
 from vla_edge_ros.policy.action_tokens import ActionTokenizer
 from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
 from vla_edge_ros.policy.policy_config import PolicyConfig
@@ -291,6 +292,33 @@ def test_a_policy_over_its_memory_budget_is_refused_with_the_table(loaded):
         Policy.load(memory_budget_mb=needed_mb - 0.01)
     assert 'vision.tokens' in str(caught.value)
     assert Policy.load(memory_budget_mb=needed_mb + 0.01).config == loaded.config
+
+
+@pytest.mark.parametrize(('key', 'field', 'value'), [
+    ('kv_slots', 'kv_slots', 32 * 10**11),
+    ('prompt_slots', 'vla.prompt_slots', 10**12),
+    ('chunk_steps', 'vla.chunk_steps', 10**12),
+])
+@pytest.mark.parametrize('backend', ['cpu', 'reference'])
+def test_a_policy_larger_than_the_machine_is_refused_before_anything_is_allocated(
+        checkpoint, monkeypatch, backend, key, field, value):
+    """In one line, with what is planned and what is there."""
+    edit_config(checkpoint, **{key: value})
+    monkeypatch.setattr(policy_module, 'KVCache', None)
+    with pytest.raises(ConfigError, match=r'MB are planned, this machine has \d+') as caught:
+        Policy.load(checkpoint, backend=backend)
+    assert str(caught.value).startswith(f'{field} must leave the policy enough memory: ')
+    assert str(caught.value).endswith(f'got {value}') and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('name', ['KVCache', 'Transformer', '_extra_weights'])
+def test_memory_that_the_system_does_not_give_is_one_clear_error(monkeypatch, name):
+    """It may have been promised to others."""
+    def refuse(*_, **__):
+        raise MemoryError('planted')
+    monkeypatch.setattr(policy_module, name, refuse)
+    with pytest.raises(ConfigError, match=r'kv_slots must .* are planned, the system gave less'):
+        Policy.load()
 
 
 def test_bins_decode_to_their_centres():

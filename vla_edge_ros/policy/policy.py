@@ -11,6 +11,7 @@ from pathlib import Path
 import time
 
 import numpy as np
+import psutil
 from tokenizers import Tokenizer
 
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
@@ -106,8 +107,8 @@ class Policy:
         WeightsError
             A file is missing, corrupt, or does not fit ``config.json``.
         ConfigError
-            A value is out of range, or the memory plan exceeds the budget; nothing has been
-            allocated then, and the message holds the plan.
+            A value is out of range, or the memory plan exceeds the budget or the memory of the
+            machine; nothing has been allocated then. Over the budget, the message holds the plan.
 
         """
         folder = Path(folder)
@@ -130,15 +131,22 @@ class Policy:
         if memory_budget_mb and needed_mb > memory_budget_mb:
             rule = f'must be >= the {needed_mb:.1f} MB of this policy\n{format_plan(plan)}\n'
             raise ConfigError('memory_budget_mb', rule, memory_budget_mb)
-        cache = KVCache(
-            layout, make_eviction_policy(eviction), config.vision_hidden_size,
-            pin_first=pin_first, pin_newest=pin_newest)
-        extra = _extra_weights(config, tensors)
-        transformer = Transformer(
-            config.transformer, decoder_weights, kernels, layout.total_slots, max_tokens,
-            weights_dtype)
-        state = [extra.pop(f'proprioception_projector.{part}') for part in ('weight', 'bias')]
-        encoder = vision.VisionEncoder(config, extra, kernels)
+        # Memory that is not there would be granted at first, and the process killed when it fills.
+        machine_mb = psutil.virtual_memory().total / 1e6
+        if needed_mb > machine_mb:
+            raise _too_large(layout, config, needed_mb, f'this machine has {machine_mb:.1f} MB')
+        try:
+            cache = KVCache(
+                layout, make_eviction_policy(eviction), config.vision_hidden_size,
+                pin_first=pin_first, pin_newest=pin_newest)
+            extra = _extra_weights(config, tensors)
+            transformer = Transformer(
+                config.transformer, decoder_weights, kernels, layout.total_slots, max_tokens,
+                weights_dtype)
+            state = [extra.pop(f'proprioception_projector.{part}') for part in ('weight', 'bias')]
+            encoder = vision.VisionEncoder(config, extra, kernels)
+        except MemoryError:
+            raise _too_large(layout, config, needed_mb, 'the system gave less') from None
         return cls(config, plan, _load_tokenizer(folder), encoder, state, transformer, cache)
 
     def set_instruction(self, text: str) -> None:
@@ -272,6 +280,18 @@ class Policy:
         """Forget all frames; instruction and weights stay."""
         self.cache.reset()
         self._newest_stamp_ns = 0
+
+
+def _too_large(layout: CacheLayout, config: PolicyConfig, needed_mb: float, lack: str):
+    """Return the error of a policy without enough memory; it names what claims most slots."""
+    slots = {
+        'kv_slots': layout.kv_slots,
+        'vla.prompt_slots': layout.prompt_slots,
+        'vla.chunk_steps': config.chunk_steps,
+    }
+    field = max(slots, key=slots.__getitem__)
+    rule = f'must leave the policy enough memory: {needed_mb:.1f} MB are planned, {lack}'
+    return ConfigError(field, rule, slots[field])
 
 
 def _shown(text: str) -> str:
