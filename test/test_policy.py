@@ -255,6 +255,23 @@ def test_a_corrupt_file_is_one_clear_error(checkpoint, name):
         Policy.load(checkpoint)
 
 
+@pytest.mark.parametrize(('text', 'words'), [
+    ('[1]', "config.json must be a JSON object, got 'list'"),
+    ('null', "config.json must be a JSON object, got 'NoneType'"),
+    ('{}', "config.json must have a section \"vla\", got 'NoneType'"),
+    ('{"vla": [1]}', "config.json must have a section \"vla\", got 'list'"),
+    ('{"vla": {', 'config.json must be readable JSON (Expecting property name'),
+])
+def test_a_configuration_of_another_form_is_one_line_with_what_it_is(checkpoint, text, words):
+    """What is no JSON at all is named by its path."""
+    path = checkpoint / 'config.json'
+    path.write_text(text)
+    with pytest.raises(WeightsError) as caught:
+        PolicyConfig.load(checkpoint)
+    assert str(caught.value).startswith(words) and '\n' not in str(caught.value)
+    assert ('readable' in words) == str(caught.value).endswith(f'got {str(path)!r}')
+
+
 @pytest.mark.parametrize(('changes', 'words'), [
     ({'bins': 10_000}, 'vla.action_token_offset plus 10000 bins must fit'),
     ({'patch_size': 17}, 'vla.image_width must be a multiple of 17'),
@@ -286,11 +303,16 @@ def test_a_configuration_that_does_not_fit_the_weights_is_refused(checkpoint):
 
 
 def test_a_policy_over_its_memory_budget_is_refused_with_the_table(loaded):
-    """Every buffer is named, and their sum is what the error compares."""
+    """The error comes first; below it every buffer is named, whose sum it compares."""
     needed_mb = sum(buffer.bytes for buffer in loaded.memory_plan) / 1e6
-    with pytest.raises(ConfigError, match='memory_budget_mb must be') as caught:
+    with pytest.raises(ConfigError) as caught:
+        Policy.load(memory_budget_mb=1.0)
+    first, *table = str(caught.value).splitlines()
+    rule = f'must be >= the {needed_mb:.1f} MB of this policy'
+    assert first == f'memory_budget_mb {rule}, got 1.0'
+    assert any(row.startswith('vision.tokens') for row in table)
+    with pytest.raises(ConfigError, match='memory_budget_mb must be'):
         Policy.load(memory_budget_mb=needed_mb - 0.01)
-    assert 'vision.tokens' in str(caught.value)
     assert Policy.load(memory_budget_mb=needed_mb + 0.01).config == loaded.config
 
 

@@ -99,3 +99,9 @@ def test_a_corrupt_file_is_refused(tmp_path, text):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match='readable JSON'):
         TransformerConfig.from_hugging_face(tmp_path)
+
+
+@pytest.mark.parametrize('key', ['text_config', 'rope_parameters', 'rope_scaling'])
+def test_section_that_is_no_object_is_refused(key):
+    with pytest.raises(ConfigError, match=f"{key} must be a JSON object, got 'list'"):
+        TransformerConfig.from_hugging_face({**QWEN_2_5_CODER_1_5B, key: [1]})

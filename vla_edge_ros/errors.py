@@ -8,15 +8,29 @@ value in ``StepResult``.
 """
 
 
+SHOWN_CHARACTERS = 200
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of a library's error in one line of bearable length."""
+    text = ' '.join(str(error).split())
+    return text if len(text) <= SHOWN_CHARACTERS else f'{text[:SHOWN_CHARACTERS]}...'
+
+
 class VlaEdgeError(ValueError):
     """Base of every error a user can fix."""
 
 
 class ConfigError(VlaEdgeError):
-    """A parameter or configuration value breaks its rule: ``margin_ms must be >= 0, got -1.0``."""
+    """
+    A parameter or configuration value breaks its rule: ``margin_ms must be >= 0, got -1.0``.
 
-    def __init__(self, field: str, rule: str, value: object):
-        super().__init__(f'{field} {rule}, got {value!r}')
+    ``details`` are more lines below that one.
+    """
+
+    def __init__(self, field: str, rule: str, value: object, details: str = ''):
+        text = f'{field} {rule}, got {value!r}'
+        super().__init__(f'{text}\n{details}' if details else text)
         self.field = field
         self.rule = rule
         self.value = value

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.errors import ConfigError, one_line
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class TransformerConfig:
 
         """
         values = source if isinstance(source, Mapping) else _read_json(Path(source))
-        values = values.get('text_config') or values
-        rope = values.get('rope_parameters') or values.get('rope_scaling') or {}
+        values = _section(values, 'text_config') or values
+        rope = _section(values, 'rope_parameters') or _section(values, 'rope_scaling')
         _require('model_type', values.get('model_type', 'qwen2'), ('qwen2',))
         _require('hidden_act', values.get('hidden_act', 'silu'), ('silu',))
         _require('use_sliding_window', bool(values.get('use_sliding_window')), (False,))
@@ -109,11 +109,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
-        rule = f'must be a readable JSON file ({error})'
+        rule = f'must be a readable JSON file ({one_line(error)})'
         raise ConfigError('config', rule, str(path)) from error
     if not isinstance(values, dict):
         raise ConfigError('config', 'must hold a JSON object', str(path))
     return values
+
+
+def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    section = values.get(key) or {}
+    if not isinstance(section, Mapping):
+        raise ConfigError(key, 'must be a JSON object', type(section).__name__)
+    return section
 
 
 def _require(field: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -129,8 +129,8 @@ class Policy:
         ]
         needed_mb = total_bytes(plan) / 1e6
         if memory_budget_mb and needed_mb > memory_budget_mb:
-            rule = f'must be >= the {needed_mb:.1f} MB of this policy\n{format_plan(plan)}\n'
-            raise ConfigError('memory_budget_mb', rule, memory_budget_mb)
+            rule = f'must be >= the {needed_mb:.1f} MB of this policy'
+            raise ConfigError('memory_budget_mb', rule, memory_budget_mb, format_plan(plan))
         # Memory that is not there would be granted at first, and the process killed when it fills.
         machine_mb = psutil.virtual_memory().total / 1e6
         if needed_mb > machine_mb:

@@ -10,7 +10,7 @@ import json
 import math
 from pathlib import Path
 
-from vla_edge_ros.errors import ConfigError, WeightsError
+from vla_edge_ros.errors import ConfigError, one_line, WeightsError
 from vla_edge_ros.policy.config import TransformerConfig
 
 
@@ -153,13 +153,16 @@ class PolicyConfig:
             rule = 'must be a folder with a config.json'
             raise WeightsError('policy', rule, str(folder)) from None
         except (OSError, ValueError) as error:
-            raise WeightsError('config.json', 'must be readable JSON', str(error)) from None
+            rule = f'must be readable JSON ({one_line(error)})'
+            raise WeightsError('config.json', rule, str(path)) from None
         return cls.from_dict(raw)
 
     @classmethod
     def from_dict(cls, raw: dict) -> 'PolicyConfig':
         """Build from the parsed ``config.json``."""
-        section = raw.get('vla') if isinstance(raw, dict) else None
+        if not isinstance(raw, dict):
+            raise WeightsError('config.json', 'must be a JSON object', type(raw).__name__)
+        section = raw.get('vla')
         if not isinstance(section, dict):
             raise WeightsError('config.json', 'must have a section "vla"', type(section).__name__)
         names = {field.name for field in fields(cls)} - {'transformer'}
