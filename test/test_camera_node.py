@@ -110,11 +110,14 @@ def test_a_frame_larger_than_the_buffer_and_a_changed_size_are_no_crash(graph):
             assert reader.read().image.shape == (height, width, 3)
 
 
-def test_a_second_camera_on_one_buffer_is_refused(graph):
+@pytest.mark.parametrize('name, rule', [
+    (BUFFER, 'must not be in use by another writer .process'), ('left/eye', 'must be 1..128')])
+def test_a_frame_buffer_that_cannot_be_had_is_refused_by_the_name_of_the_parameter(
+        graph, name, rule):
     make_node(graph, f'frame_buffer:={BUFFER}')
-    with pytest.raises(TransportError, match='another writer'):
+    with pytest.raises(TransportError, match=f"^frame_buffer {rule}.*, got '{name}'$"):
         CameraNode(context=graph.context,
-                   cli_args=['--ros-args', '-p', f'frame_buffer:={BUFFER}'])
+                   cli_args=['--ros-args', '-p', f'frame_buffer:={name}'])
 
 
 def test_unknown_parameters_are_refused(graph):

@@ -205,7 +205,7 @@ def test_impossible_capacity_is_refused(name, capacity_bytes):
 @pytest.mark.parametrize('bad', ['', '/camera', 'a/b', '..', '.hidden', 'ü', 'x' * 129, 'a\n', 7])
 @pytest.mark.parametrize('make', [FrameReader, lambda name: FrameWriter(name, 1)])
 def test_malformed_name_is_refused(make, bad):
-    with pytest.raises(TransportError, match='name must be'):
+    with pytest.raises(TransportError, match='frame_buffer must be'):
         make(bad)
 
 
@@ -290,7 +290,7 @@ def test_foreign_memory_is_neither_read_nor_replaced(name):
         file.write(content)
     try:
         for use in (FrameReader(name).read, lambda: FrameWriter(name, NUM_BYTES)):
-            with pytest.raises(TransportError, match='name must not be that of'):
+            with pytest.raises(TransportError, match='frame_buffer must not be that of'):
                 use()
         with open(path_of(name), 'rb') as file:
             assert file.read() == content
@@ -304,7 +304,8 @@ def test_symbolic_link_is_not_followed(name, tmp_path):
     os.symlink(target, path_of(name))
     try:
         for use in (FrameReader(name).read, lambda: FrameWriter(name, NUM_BYTES)):
-            with pytest.raises(TransportError, match='name must be shared memory of this user'):
+            message = 'frame_buffer must be shared memory of this user'
+            with pytest.raises(TransportError, match=message):
                 use()
         assert target.read_bytes() == b''
     finally:

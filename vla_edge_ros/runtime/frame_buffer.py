@@ -278,7 +278,7 @@ class FrameReader:
 def _path_of(name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         rule = 'must be 1..128 letters, digits, "_", "." or "-", beginning with a letter or digit'
-        raise TransportError('name', rule, name)
+        raise TransportError('frame_buffer', rule, name)
     return os.path.join(DIRECTORY, name)
 
 
@@ -296,12 +296,12 @@ def _open_file(path: str, flags: int) -> int:
         raise
     except OSError as error:
         rule = f'must be shared memory of this user ({error.strerror})'
-        raise TransportError('name', rule, os.path.basename(path)) from error
+        raise TransportError('frame_buffer', rule, os.path.basename(path)) from error
 
 
 def _foreign(path: str) -> TransportError:
     rule = 'must not be that of shared memory other than a frame buffer of this version'
-    return TransportError('name', rule, os.path.basename(path))
+    return TransportError('frame_buffer', rule, os.path.basename(path))
 
 
 def _header_word(fd: int, offset: int) -> int:
@@ -314,7 +314,8 @@ def _claim(path: str) -> int:
         try:
             fd = _open_file(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError as error:
-            raise TransportError('name', f'needs {DIRECTORY}', os.path.basename(path)) from error
+            rule = f'needs {DIRECTORY}'
+            raise TransportError('frame_buffer', rule, os.path.basename(path)) from error
         try:
             if _header_word(fd, atomics.MAGIC_OFFSET) not in (0, atomics.MAGIC):
                 raise _foreign(path)
@@ -323,7 +324,7 @@ def _claim(path: str) -> int:
             except BlockingIOError as error:
                 owner = _header_word(fd, atomics.OWNER_OFFSET)
                 rule = f'must not be in use by another writer (process {owner})'
-                raise TransportError('name', rule, os.path.basename(path)) from error
+                raise TransportError('frame_buffer', rule, os.path.basename(path)) from error
             if _inode(path) == os.fstat(fd).st_ino:  # else someone else replaced it first
                 if os.fstat(fd).st_size == 0:
                     return fd
@@ -333,7 +334,7 @@ def _claim(path: str) -> int:
             raise
         os.close(fd)
     rule = 'must not be fought over by several writers'
-    raise TransportError('name', rule, os.path.basename(path))
+    raise TransportError('frame_buffer', rule, os.path.basename(path))
 
 
 def _attach(path: str) -> _Segment | None:
