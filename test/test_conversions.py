@@ -1,16 +1,19 @@
 """Image conversion: every encoding, padded and big-endian rows, and messages that lie."""
 
 import array
+from types import SimpleNamespace
+import warnings
 
 import cv2
 import numpy as np
 import pytest
 
-from vla_edge_ros.errors import ImageError
+from vla_edge_ros.errors import ConfigError, ImageError
 from vla_edge_ros.nodes.conversions import (
     compressed_to_rgb8,
     ENCODINGS,
     image_to_rgb8,
+    joint_positions,
     resize_rgb8,
 )
 
@@ -154,3 +157,26 @@ def test_resize_averages_down_interpolates_up_and_returns_contiguous_rows():
     assert resize_rgb8(checker, 8, 6).shape == (6, 8, 3)
     strided = np.zeros((4, 6, 3), np.uint8)[:, :4]
     assert resize_rgb8(strided, 4, 4).flags.c_contiguous
+
+
+def test_joints_are_taken_by_name_in_the_order_asked_for():
+    message = SimpleNamespace(name=['c', 'b', 'a'], position=[3.0, 2.0, 1.0])
+    positions = joint_positions(message, ('a', 'b'))
+    assert positions.dtype == np.float32 and positions.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize('names, positions, error', [
+    (['a', 'b'], [0.5, np.nan], "position must .* of a, b, got {'b': nan}"),
+    (['a', 'b'], [-np.inf, 0.5], "position must .* got {'a': -inf}"),
+    (['a', 'b'], [1e300, 0.5], r"position must .* got {'a': 1e\+300}"),
+    (['a', 'b'], [-1e300, -3.5e38], r"position must .* got {'a': -1e\+300, 'b': -3.5e\+38}"),
+    (['a', 'b'], [0.5], "position must .* got {'b': None}"),
+    (['a', 'c'], [0.5, 0.5], r"name must .* of a, b, got \['a', 'c'\]"),
+    ([], [], r'name must .* got \[\]'),
+])
+def test_joints_that_cannot_be_used_are_told_with_their_values(names, positions, error):
+    message = SimpleNamespace(name=names, position=array.array('d', positions))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        with pytest.raises(ConfigError, match=f'^joint_states.{error}$'):
+            joint_positions(message, ('a', 'b'))

@@ -9,6 +9,7 @@ message that contradicts itself raises ``ImageError`` before a byte of it is use
 """
 
 from collections.abc import Sequence
+import math
 from typing import Any, NamedTuple
 
 import cv2
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 MAX_SIDE = 16384
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 _JPEG_START = b'\xff\xd8'
 _JPEG_END = b'\xff\xd9'
 
@@ -80,15 +82,21 @@ def joint_positions(message: Any, joint_names: Sequence[str]) -> np.ndarray:
     Raises
     ------
     ConfigError
-        A joint is missing or its position is not finite.
+        A joint is missing, or its position is not finite or too large for float32.
 
     """
+    rule = f'must give a finite position for each of {", ".join(joint_names)}'
+    if not set(joint_names) <= set(message.name):
+        raise ConfigError('joint_states.name', rule, list(message.name))
     by_name = dict(zip(message.name, message.position))
-    values = np.array([by_name.get(name, np.nan) for name in joint_names], np.float32)
-    if not np.isfinite(values).all():
-        rule = f'must give a finite position for each of {", ".join(joint_names)}'
-        raise ConfigError('joint_states', rule, list(message.name))
-    return values
+    # Compared before the conversion to float32, which would warn; NaN compares as False.
+    bad = {
+        name: by_name.get(name) for name in joint_names
+        if not abs(by_name.get(name, math.nan)) <= FLOAT32_MAX
+    }
+    if bad:
+        raise ConfigError('joint_states.position', rule, bad)
+    return np.array([by_name[name] for name in joint_names], np.float32)
 
 
 def message_to_rgb8(message: Any) -> np.ndarray:
