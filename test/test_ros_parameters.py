@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import rclpy
 from rclpy.context import Context
+from rclpy.exceptions import ParameterNotDeclaredException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -95,6 +96,21 @@ def test_ros_own_parameters_are_no_strangers(make_node):
 def test_a_wrong_override_is_refused_by_name_rule_and_value(make_node, override, message):
     with pytest.raises(ConfigError, match=message):
         make_node('-p', override)
+
+
+@pytest.mark.parametrize('set_them', [
+    Node.set_parameters, Node.set_parameters_atomically])
+def test_a_live_change_of_an_unknown_parameter_is_refused_by_name(make_node, set_them):
+    node, sets = make_node()
+    changes = [Parameter('margin_ms', value=5.0), Parameter('widht', value=3)]
+    with pytest.raises(ParameterNotDeclaredException) as caught:
+        set_them(node, changes[1:])
+    assert str(caught.value).startswith('widht is not a parameter of tested (known: ')
+    assert str(caught.value).endswith('), got 3')
+    with pytest.raises(ParameterNotDeclaredException, match='widht is not'):
+        node.set_parameters_atomically(changes)
+    assert sets[Timing].margin_ms == 2.0
+    assert node.set_parameters([Parameter('use_sim_time', value=True)])[0].successful
 
 
 def test_a_live_change_takes_effect_and_is_announced(make_node):

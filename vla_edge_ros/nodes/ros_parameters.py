@@ -17,6 +17,7 @@ from rcl_interfaces.msg import (
     ParameterDescriptor,
     SetParametersResult,
 )
+from rclpy.exceptions import ParameterNotDeclaredException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -59,6 +60,17 @@ def descriptor_of(field: dataclasses.Field, read_only: bool = False) -> Paramete
 def _plain(item: Parameter) -> Any:
     """Return the value of a parameter; rclpy keeps numbers in an ``array``."""
     return item.value.tolist() if isinstance(item.value, array.array) else item.value
+
+
+class UnknownParameter(ParameterNotDeclaredException):
+    """A parameter was set that the node does not have."""
+
+    def __init__(self, name: str, text: str):
+        super().__init__(name)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class RosParameters:
@@ -105,7 +117,7 @@ class RosParameters:
             value = getattr(self._sets[cls], name)
             descriptor = descriptor_of(field, read_only)
             node.declare_parameter(name, value, descriptor, ignore_override=True)
-        node.add_pre_set_parameters_callback(self._widen_integers)
+        node.add_pre_set_parameters_callback(self._before_set)
         node.add_on_set_parameters_callback(self._check)
         node.add_post_set_parameters_callback(self._apply)
 
@@ -141,6 +153,14 @@ class RosParameters:
             cls: dataclasses.replace(present, **self._part(cls, values))
             for cls, present in self._sets.items()
         }
+
+    def _before_set(self, parameters: list[Parameter]) -> list[Parameter]:
+        # rclpy refuses these as well, but loses their names; it expects this exception.
+        try:
+            self._refuse_unknown({item.name: _plain(item) for item in parameters})
+        except ConfigError as error:
+            raise UnknownParameter(error.field, str(error)) from None
+        return self._widen_integers(parameters)
 
     def _widen_integers(self, parameters: list[Parameter]) -> list[Parameter]:
         """Take ``margin_ms 3`` for ``margin_ms 3.0``, as YAML files may write it."""
