@@ -1,0 +1,182 @@
+"""
+From Numba kernels to one cubin, with or without a GPU, kept on disk for the next start.
+
+Numba is the compiler only; the driver loads and launches (``driver.py``). So a second start reads
+one file, and the same code path makes the table of registers and spills on a machine without a
+GPU.
+"""
+
+from contextlib import contextmanager
+import hashlib
+from importlib.metadata import version
+import os
+from pathlib import Path
+import re
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from vla_edge_ros.errors import BackendUnavailable
+
+HOT = frozenset({
+    'decode_qkv', 'decode_attention', 'decode_output', 'decode_mlp', 'decode_down', 'decode_head',
+    'prefill_qkv', 'prefill_attention', 'prefill_mlp', 'prefill_partial',
+})  # fmt: skip
+_SOURCES = ('compiler.py', 'constants.py', 'program.py', 'ptx.py')
+_VERSIONS = ('numba-cuda', 'numba', 'llvmlite', 'nvidia-nvjitlink')
+
+
+class Resources(NamedTuple):
+    """What one kernel takes of a processor."""
+
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+
+
+class Program(NamedTuple):
+    """Compiled kernels: the cubin, the entry of each kernel, and what each takes."""
+
+    cubin: bytes
+    entries: dict[str, str]
+    resources: dict[str, Resources]
+
+
+def compile_program(capability: tuple[int, int], head_dim: int, report=None) -> Program:
+    """
+    Compile every kernel for a compute capability.
+
+    Parameters
+    ----------
+    capability : (int, int)
+        Such as (9, 0).
+    head_dim : int
+        Size of an attention head.
+    report : callable, optional
+        Called with (kernels done, of how many, name) as the work goes on.
+
+    Raises
+    ------
+    BackendUnavailable
+        numba-cuda or the linker is missing, or the toolkit does not know the processor.
+
+    """
+    try:
+        from cuda.bindings import nvjitlink
+        from numba import cuda
+
+        from vla_edge_ros.kernels.cuda import program
+    except ImportError as error:
+        rule = "needs the CUDA compiler: pip install '.[cuda]'"
+        raise BackendUnavailable('backend cuda', rule, str(error)) from error
+    kernels = program.define(capability, head_dim)
+    handle = nvjitlink.create(2, [f'-arch=sm_{capability[0]}{capability[1]}', '-verbose'])
+    entries = {}
+    try:
+        with _without_device(capability):
+            for done, (name, (function, signature)) in enumerate(kernels.items()):
+                if report is not None:
+                    report(done, len(kernels), name)
+                ptx, _ = cuda.compile_ptx(function, signature, cc=capability)
+                entries[name] = re.search(r'\.visible \.entry (\w+)', ptx)[1]
+                data = ptx.encode()
+                nvjitlink.add_data(
+                    handle, nvjitlink.InputType.PTX, data, len(data), name)
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        log = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, log)
+    except nvjitlink.nvJitLinkError as error:
+        log = bytearray(nvjitlink.get_error_log_size(handle))
+        nvjitlink.get_error_log(handle, log)
+        text = log.decode(errors='replace').strip('\0\n') or str(error)
+        rule = f'cannot be compiled for compute capability {capability[0]}.{capability[1]}'
+        raise BackendUnavailable('backend cuda', rule, text) from error
+    finally:
+        nvjitlink.destroy(handle)
+    return Program(bytes(cubin), entries, _resources(log.decode(errors='replace'), entries))
+
+
+def load_program(capability: tuple[int, int], head_dim: int, report=None) -> Program:
+    """Return the program from the disk cache, or compile it and put it there."""
+    path = cache_directory() / f'{_key(capability, head_dim)}.safetensors'
+    program = _read(path)
+    if program is None:
+        program = compile_program(capability, head_dim, report)
+        _write(path, program)
+    return program
+
+
+def cache_directory() -> Path:
+    """Return where compiled kernels are kept: Numba's own choice, else the user's cache."""
+    base = os.environ.get('NUMBA_CACHE_DIR') or os.environ.get('XDG_CACHE_HOME')
+    return Path(base or Path.home() / '.cache') / 'vla_edge_ros'
+
+
+def _key(capability, head_dim) -> str:
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for name in _SOURCES:
+        digest.update((folder / name).read_bytes())
+    for package in _VERSIONS:
+        digest.update(version(package).encode())
+    return f'sm_{capability[0]}{capability[1]}-d{head_dim}-{digest.hexdigest()[:16]}'
+
+
+def _read(path: Path) -> Program | None:
+    import json
+
+    from safetensors import safe_open, SafetensorError
+
+    try:
+        with safe_open(path, 'numpy') as file:
+            meta = json.loads(file.metadata()['program'])
+            cubin = file.get_tensor('cubin').tobytes()
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    resources = {name: Resources(*values) for name, values in meta['resources'].items()}
+    return Program(cubin, meta['entries'], resources)
+
+
+def _write(path: Path, program: Program) -> None:
+    import json
+
+    import numpy as np
+    from safetensors.numpy import save
+
+    meta = {'program': json.dumps({'entries': program.entries, 'resources': program.resources})}
+    data = save({'cubin': np.frombuffer(program.cubin, np.uint8)}, meta)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f'.{os.getpid()}')
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError:
+        pass  # a read-only home costs the next start some seconds, nothing else
+
+
+@contextmanager
+def _without_device(capability):
+    """Let Numba compile where there is no GPU: it asks the current one for its capability."""
+    from numba.cuda import dispatcher
+
+    original = getattr(dispatcher, 'get_current_device', None)
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = original
+
+
+def _resources(log: str, entries: dict[str, str]) -> dict[str, Resources]:
+    """Read the linker's report on every entry."""
+    found = {}
+    for name, entry in entries.items():
+        part = log.partition(f"'{entry}'")[2].partition('Compiling entry function')[0]
+        registers = re.search(r'Used (\d+) registers', part)
+        shared = re.search(r'(\d+) bytes smem', part)
+        spills = re.search(r'(\d+) bytes spill stores, (\d+) bytes spill loads', part)
+        found[name] = Resources(
+            int(registers[1]) if registers else -1, int(shared[1]) if shared else 0,
+            int(spills[1]) + int(spills[2]) if spills else 0)
+    return found

@@ -1,0 +1,155 @@
+"""Every array of the CUDA decoder: names, shapes, and the order matrices are stored in."""
+
+import numpy as np
+
+from vla_edge_ros.errors import ConfigError, WeightsError
+from vla_edge_ros.kernels.bfloat16 import to_float32
+from vla_edge_ros.kernels.cuda.constants import (
+    MAX_CHUNKS,
+    MAX_HEADS,
+    MAX_SPLITS,
+    STATE_WORDS,
+    STEP,
+    TOKENS,
+)
+from vla_edge_ros.kernels.memory_plan import Buffer
+
+MAX_CANDIDATES = 4096
+"""Blocks of the head at most."""
+
+
+def check_config(config) -> None:
+    """
+    Refuse a network that the kernels are not made for.
+
+    Raises
+    ------
+    ConfigError
+        Names the field, its rule and its value.
+
+    """
+    for name, value, multiple in (
+        ('hidden_size', config.hidden_size, STEP),
+        ('intermediate_size', config.intermediate_size, STEP),
+        ('head_dim', config.head_dim, 32),
+        ('num_attention_heads * head_dim', config.query_size, STEP),
+    ):
+        if value % multiple:
+            raise ConfigError(name, f'must be a multiple of {multiple} on backend cuda', value)
+    if config.num_attention_heads > MAX_HEADS:
+        rule = f'must be <= {MAX_HEADS} on backend cuda'
+        raise ConfigError('num_attention_heads', rule, config.num_attention_heads)
+
+
+def tiles(rows: int) -> int:
+    """Return how many tiles of sixteen rows hold ``rows``."""
+    return -(-rows // 16)
+
+
+def pack_matrix(weight: np.ndarray, name: str = 'weight') -> np.ndarray:
+    """
+    Bring a matrix into fragment order.
+
+    Parameters
+    ----------
+    weight : float32, or uint16 bfloat16 [rows, depth]
+        ``depth`` a multiple of 32.
+    name : str
+        For the error message.
+
+    Returns
+    -------
+    float16 [tiles, depth / 32, 2, 8, 32]
+        Sixteen rows as two halves of eight, 32 elements at a time. A bfloat16 of at least 6e-5
+        is exact in float16, a smaller one off by 3e-8 at most.
+
+    Raises
+    ------
+    WeightsError
+        A weight is not finite or too large for float16.
+
+    """
+    rows, depth = weight.shape
+    packed = np.zeros((tiles(rows) * 16, depth), np.float16)
+    with np.errstate(over='ignore'):
+        packed[:rows] = to_float32(weight)
+    if not np.isfinite(packed).all():
+        raise WeightsError(name, 'must be finite and below 65504 on backend cuda', 'larger')
+    shape = (tiles(rows), 2, 8, depth // STEP, STEP)
+    return np.ascontiguousarray(packed.reshape(shape).transpose(0, 3, 1, 2, 4))
+
+
+def pair_rows(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Interleave rows eight by eight, so that row ``i`` of both meet in one thread."""
+    rows = len(low)
+    padded = -(-rows // 8) * 8
+    stacked = np.zeros((2, padded, *low.shape[1:]), low.dtype)
+    stacked[0, :rows], stacked[1, :rows] = low, high
+    shape = (2, padded // 8, 8, *low.shape[1:])
+    return np.moveaxis(stacked.reshape(shape), 0, 1).reshape(2 * padded, *low.shape[1:])
+
+
+def pair_heads(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """Order the rows of heads so that the two numbers of a rotary pair meet in one thread."""
+    heads = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
+    return np.concatenate([pair_rows(low, high) for low, high in heads])
+
+
+def query_rows(config, tokens: int) -> int:
+    """Return the rows of queries of one KV head, whole tiles."""
+    return tiles(tokens * (config.num_attention_heads // config.num_key_value_heads)) * 16
+
+
+def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -> list[Buffer]:
+    """Return every buffer on the device that an ``Engine`` of these sizes holds."""
+    del weights_dtype, max_tokens  # held as float16; longer prefills run in parts
+    check_config(config)
+    layers, hidden, inner = config.num_hidden_layers, config.hidden_size, config.intermediate_size
+    heads, kv_heads, head_dim = (
+        config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    ranks = rank_capacity(total_slots)
+    rows = query_rows(config, TOKENS)
+    f16, f32, i32 = 'float16', 'float32', 'int32'
+
+    def matrix(name, out, depth, *stack):
+        return Buffer(name, (*stack, tiles(out) * 16, depth), f16)
+
+    plan = [
+        matrix('embedding', config.vocab_size, hidden),
+        Buffer('attention_norm', (layers, hidden), f32),
+        matrix('qkv', config.qkv_size, hidden, layers),
+        Buffer('qkv_bias', (layers, config.qkv_size), f32),
+        matrix('output', hidden, heads * head_dim, layers),
+        Buffer('mlp_norm', (layers, hidden), f32),
+        matrix('gate_up', 2 * inner, hidden, layers),
+        matrix('down', hidden, inner, layers),
+        Buffer('final_norm', (hidden,), f32),
+        Buffer('keys', (layers, total_slots, kv_heads, head_dim), f32),
+        Buffer('values', (layers, total_slots, kv_heads, head_dim), f16),
+        Buffer('rotated', (layers, kv_heads, ranks, head_dim), f16),
+        Buffer('pairs', (layers, kv_heads, ranks // 2, head_dim, 2), f16),
+        Buffer('cosine', (ranks, head_dim // 2), f32),
+        Buffer('sine', (ranks, head_dim // 2), f32),
+        Buffer('state', (STATE_WORDS + ranks,), i32),
+        Buffer('queries', (kv_heads, rows, head_dim), f16),
+        Buffer('partials', (MAX_SPLITS, kv_heads, rows, head_dim), f16),
+        Buffer('extremes', (MAX_SPLITS, kv_heads, rows, 2), f32),
+        Buffer('residual', (TOKENS, tiles(hidden) * 16), f32),
+        Buffer('sums', (MAX_CHUNKS, TOKENS, tiles(hidden) * 16), f32),
+        Buffer('normed', (TOKENS, hidden), f16),
+        Buffer('mixed', (TOKENS, heads * head_dim), f16),
+        Buffer('inner', (TOKENS, inner), f16),
+        Buffer('hidden', (TOKENS, hidden), f32),
+        Buffer('logits', (tiles(config.vocab_size) * 16,), f32),
+        Buffer('candidates', (MAX_CANDIDATES,), f32),
+        Buffer('candidate_rows', (MAX_CANDIDATES,), i32),
+        Buffer('tokens', (ranks,), i32),
+    ]
+    if not config.tie_word_embeddings:
+        plan.append(matrix('head', config.vocab_size, hidden))
+    return plan
+
+
+def rank_capacity(total_slots: int) -> int:
+    """Return the ranks kept: all slots, in whole steps of attention."""
+    return -(-total_slots // 16) * 16
