@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.errors import BackendUnavailable, ConfigError, VlaEdgeError
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.action_tokens import ActionChunk
-from vla_edge_ros.policy.policy import Observation
+from vla_edge_ros.policy.policy import DEFAULT_POLICY, Observation
 from vla_edge_ros.sim import rendering
 from vla_edge_ros.sim.episode import BatchParameters, run_episodes, summarise, wilson_interval
 from vla_edge_ros.sim.scene import COLOURS
@@ -194,14 +195,38 @@ def test_command_writes_its_summary(tmp_path, capsys):
 
 @pytest.mark.parametrize(('option', 'value'), [
     ('episodes', '0'), ('delay-ms', '-1'), ('delay-ms', 'nan'), ('workers', '999'),
-    ('object-speed', '9'), ('seed', '-1'), ('json', '/proc/none/file.json'),
-    ('policy', '/nonexistent'),
+    ('object-speed', '9'), ('seed', '-1'), ('seed', str(2**31)), ('json', '/proc/none/file.json'),
+    ('json', '/'), ('policy', '/nonexistent'), ('latency-trace', '/nonexistent'),
+    ('latency-trace', '/'),
 ])
-def test_bad_value_is_one_clear_line(option, value, capsys):
-    words = ['sim', '--workers', '1', f'--{option}', value]
+@pytest.mark.parametrize('workers', ['1', '2'])
+def test_bad_value_is_one_clear_line_before_any_progress(option, value, workers, capsys):
+    words = ['sim', '--workers', workers, f'--{option}', value]
     assert cli.run(words, StopRequest()) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f'vla-edge: {option.replace("-", "_")} must be')
+    output = capsys.readouterr()
+    assert output.err.startswith(f'vla-edge: --{option} must be')
+    assert output.err.count('\n') == 1 and not output.out
+
+
+@pytest.mark.parametrize(('words', 'option'), [
+    (['--control', 'oracle', '--policy', 'p'], '--policy'),
+    (['--latency-trace', 't.csv', '--compute-ms', '8'], '--compute-ms'),
+])
+def test_option_without_effect_is_refused(words, option, capsys):
+    assert cli.run(['sim', *words], StopRequest()) == 2
+    assert capsys.readouterr().err.startswith(f'vla-edge: {option} must not be given with ')
+
+
+@pytest.mark.parametrize('workers', ['1', '2'])
+def test_what_only_the_workers_find_out_is_told_before_any_progress(workers, tmp_path, capsys):
+    policy = shutil.copytree(DEFAULT_POLICY, tmp_path / 'policy')
+    (policy / 'model.safetensors').write_bytes(b'no weights')
+    out = tmp_path / 'sim.json'
+    words = ['sim', '--workers', workers, '--policy', str(policy), '--json', str(out)]
+    assert cli.run(words, StopRequest()) == 2
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1 and 'model.safetensors' in error
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(('successes', 'trials', 'interval'), [

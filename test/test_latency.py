@@ -1,5 +1,7 @@
 """Latency models: what they draw and what they refuse."""
 
+import math
+
 import numpy as np
 import pytest
 from test_trace import result, write
@@ -66,3 +68,21 @@ def test_trace_without_a_full_run_is_refused(tmp_path):
     write(tmp_path / 'trace.csv', run(1.0, 3.0, None))
     with pytest.raises(ConfigError, match='must hold a run that decoded a chunk'):
         read_stage_costs(tmp_path / 'trace.csv')
+
+
+@pytest.mark.parametrize(('stage', 'wrong'), [('decode', -1.0), ('vision', -0.5),
+                                              ('prefill', math.inf), ('decode', 1e300)])
+def test_impossible_stage_cost_is_named_by_line_column_and_value(tmp_path, stage, wrong):
+    path = tmp_path / 'trace.csv'
+    write(path, run(1.0, 3.0, 5.0), run(**{
+        **{'vision_ms': 1.0, 'prefill_ms': 3.0, 'decode_ms': 5.0}, f'{stage}_ms': wrong}))
+    with pytest.raises(ConfigError) as caught:
+        read_stage_costs(path, 'latency_trace')
+    where = f'line 3, column {stage}_ms of {path}'
+    rule = f'must hold times in 0..3600000 ms ({where})'
+    assert str(caught.value) == f'latency_trace {rule}, got {wrong!r}'
+
+
+def test_file_that_is_no_trace_is_told_under_the_name_of_the_option(tmp_path):
+    with pytest.raises(ConfigError, match='^latency_trace must be a readable trace .No such file'):
+        read_stage_costs(tmp_path / 'none', 'latency_trace')

@@ -3,8 +3,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.sim.scene import COLOURS
-from vla_edge_ros.sim.tasks import expert_action, expert_chunk, sample_instruction, TrackTask
+from vla_edge_ros.sim.tasks import (
+    expert_action,
+    expert_chunk,
+    named_colour,
+    sample_instruction,
+    TrackTask,
+)
 from vla_edge_ros.sim.world import World
 
 TICK_NS = 33_333_333
@@ -23,6 +30,27 @@ def test_instruction_names_its_colour_and_no_other(colour):
         words = sample_instruction(rng, colour).lower()
         assert colour in words
         assert not any(other in words for other in COLOURS if other != colour)
+
+
+@pytest.mark.parametrize('colour', list(COLOURS))
+def test_the_colour_of_every_drawn_instruction_is_found(colour):
+    rng = np.random.default_rng(1)
+    assert all(named_colour(sample_instruction(rng, colour)) == colour for _ in range(300))
+    assert named_colour(f'touch the coloured, hundred times blurred {colour}-painted cube')
+
+
+@pytest.mark.parametrize(('text', 'rule'), [
+    ('reach the cube', 'must name exactly one of red, green, blue, yellow'),
+    ('reach the bored cube', 'must name exactly one of'),
+    ('the red cube left of the blue cube', 'must name exactly one of'),
+    ('', 'must name exactly one of'),
+    ('reach the red\ncube', 'must be one line of printable text'),
+    ('reach the red\x1b[2J cube', 'must be one line of printable text'),
+    ('reach the red \udcff cube', 'must be one line of printable text'),
+])
+def test_instruction_without_exactly_one_colour_in_one_line_is_refused(text, rule):
+    with pytest.raises(ConfigError, match=f'^instruction {rule}'):
+        named_colour(text)
 
 
 def test_instructions_vary():

@@ -84,6 +84,29 @@ def test_file_that_is_no_trace_is_refused(tmp_path, content):
         read_trace(path)
 
 
+@pytest.mark.parametrize(('column', 'text', 'what'), [
+    ('vision_ms', 'nan', 'must be a number'), ('vision_ms', 'fast', 'must be a number'),
+    ('action_1', 'NaN', 'must be a number'), ('tick', '1.5', 'must be an integer'),
+    ('scheduled_ns', '9' * 30, 'must be an integer'),
+])
+def test_field_that_is_no_number_is_named_by_line_column_and_value(tmp_path, column, text, what):
+    path = tmp_path / 'trace.csv'
+    write(path, result(), result(1), result(2))
+    rows = [line.split(',') for line in path.read_text().splitlines()]
+    rows[2][rows[0].index(column)] = text
+    path.write_text('\n'.join(map(','.join, rows)) + '\n')
+    with pytest.raises(ConfigError, match=f"line 3, column {column} {what}: '{text}'"):
+        read_trace(path)
+
+
+def test_line_of_another_length_is_named(tmp_path):
+    path = tmp_path / 'trace.csv'
+    write(path, result())
+    path.write_text(path.read_text() + '1,2\n')
+    with pytest.raises(ConfigError, match=r'trace \(line 3 has 2 of 23 fields\)'):
+        read_trace(path)
+
+
 def test_path_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / 'file').touch()
     with pytest.raises(ConfigError, match='trace must be a writable path'):

@@ -19,7 +19,13 @@ from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, OK, Report
 from vla_edge_ros.nodes.messages import ACTION_TYPES, LATCHED, to_time, velocities_at
 from vla_edge_ros.nodes.ros_parameters import RosParameters
 from vla_edge_ros.parameters import parameter, validate
-from vla_edge_ros.sim.tasks import COLOURS, sample_instruction, TrackTask
+from vla_edge_ros.sim.tasks import (
+    COLOURS,
+    MAX_SEED,
+    named_colour,
+    sample_instruction,
+    TrackTask,
+)
 from vla_edge_ros.sim.video import StateLog
 from vla_edge_ros.sim.world import object_index, World
 
@@ -58,7 +64,7 @@ class SimulatorParameters:
         0.3, 'Speed of the cubes.', unit='m/s', range=(0.0, 2.0), read_only=True
     )
     seed: int = parameter(
-        0, 'Seed of world and instructions.', range=(0, 2**31 - 1), read_only=True
+        0, 'Seed of world and instructions.', range=(0, MAX_SEED), read_only=True
     )
     command_timeout_ms: float = parameter(
         200.0, 'The tool stops this long after the last command.', unit='ms',
@@ -83,13 +89,7 @@ class SimulatorParameters:
 
     def colour(self) -> str:
         """Return the one colour that ``instruction`` names, '' when it is empty."""
-        if not self.instruction:
-            return ''
-        named = [colour for colour in COLOURS if colour in self.instruction.lower()]
-        if len(named) != 1:
-            rule = f'must name exactly one of {", ".join(COLOURS)}'
-            raise ConfigError('instruction', rule, self.instruction)
-        return named[0]
+        return named_colour(self.instruction) if self.instruction else ''
 
 
 class SimulatorNode(Node):

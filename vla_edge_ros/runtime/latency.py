@@ -9,7 +9,10 @@ import numpy as np
 from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.telemetry.stages import Stage
-from vla_edge_ros.telemetry.trace import read_trace
+from vla_edge_ros.telemetry.trace import HEADER_LINES, read_trace
+
+MAX_STAGE_MS = 3.6e6
+"""An hour: more is no cost of a stage but another unit."""
 
 
 class LatencyModel(Protocol):
@@ -79,21 +82,36 @@ class RecordedLatency:
         return {stage: int(values[run]) for stage, values in self._samples.items()}
 
 
-def read_stage_costs(path: str | Path) -> dict[Stage, np.ndarray]:
+def read_stage_costs(path: str | Path, field: str = 'trace') -> dict[Stage, np.ndarray]:
     """
     Return what the stages of every full run in a trace cost, ns, for :class:`RecordedLatency`.
+
+    Parameters
+    ----------
+    path : str or Path
+        A trace of a live run.
+    field : str
+        What an error calls it.
 
     Raises
     ------
     ConfigError
-        The file is no trace, or holds no run with a chunk.
+        The file is no trace, holds no run with a chunk, or an impossible time; the line, the
+        column and the value are named.
 
     """
-    trace = read_trace(path)
+    trace = read_trace(path, field)
     columns_ms = {stage: trace[f'{stage.value}_ms'] for stage in Stage}
-    full = np.isfinite(columns_ms[Stage.DECODE])
+    for stage, column in columns_ms.items():
+        wrong = np.flatnonzero(~(np.isnan(column) | (column >= 0) & (column <= MAX_STAGE_MS)))
+        if wrong.size:
+            line = wrong[0] + HEADER_LINES + 1
+            where = f'line {line}, column {stage.value}_ms of {path}'
+            rule = f'must hold times in 0..{MAX_STAGE_MS:.0f} ms ({where})'
+            raise ConfigError(field, rule, float(column[wrong[0]]))
+    full = ~np.isnan(columns_ms[Stage.DECODE])
     if not full.any():
-        raise ConfigError('trace', 'must hold a run that decoded a chunk', str(path))
+        raise ConfigError(field, 'must hold a run that decoded a chunk', str(path))
     # A stage that was not measured apart is part of another one.
     return {
         stage: np.rint(np.nan_to_num(column[full]) * NS_PER_MS).astype(np.int64)

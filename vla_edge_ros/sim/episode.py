@@ -7,6 +7,7 @@ from contextlib import closing
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
+import itertools
 import json
 import math
 import os
@@ -19,8 +20,12 @@ from rich.table import Table
 
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.nodes.process import StopRequest
-from vla_edge_ros.parameters import describe, from_mapping, parameter, validate
+from vla_edge_ros.outputs import check_file, FOLDERS_ARE_MADE, write_text
+from vla_edge_ros.parameters import describe, parameter, validate
+from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.runtime.latency import read_stage_costs
 from vla_edge_ros.sim.simulator import EpisodeParameters, EpisodeResult, Simulator
+from vla_edge_ros.sim.tasks import MAX_SEED
 from vla_edge_ros.telemetry.age import percentiles
 from vla_edge_ros.workers import run_in_workers
 
@@ -33,7 +38,7 @@ class BatchParameters:
     """How many episodes to run, and where."""
 
     episodes: int = parameter(100, 'Number of episodes', range=(1, 1_000_000))
-    seed: int = parameter(0, 'Equal seeds give equal results', range=(0, 2**63 - 1))
+    seed: int = parameter(0, 'Equal seeds give equal results', range=(0, MAX_SEED))
     workers: int = parameter(
         0, 'Processes; 0 takes one a core; results do not depend on it', range=(0, 256))
 
@@ -47,40 +52,56 @@ def add_arguments(parser: ArgumentParser) -> None:
     for name, default, metadata in (*describe(BatchParameters), *describe(EpisodeParameters)):
         unit = f', {metadata["unit"]}' if metadata['unit'] else ''
         parser.add_argument(
-            '--' + name.replace('_', '-'), type=type(default), default=default,
-            choices=metadata['choices'] or None,
+            _option(name), type=type(default), choices=metadata['choices'] or None,
             help=f'{metadata["description"]}{unit} (default: {default!r})')
-    parser.add_argument('--json', type=Path, metavar='FILE', help='Write the summary to a file')
+    parser.add_argument('--json', type=Path, metavar='FILE',
+                        help=f'Write the summary to a file; {FOLDERS_ARE_MADE}')
 
 
 def run(args: Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge sim``."""
-    batch, parameters = (
-        from_mapping(cls, {field.name: getattr(args, field.name) for field in
-                           dataclasses.fields(cls)})
-        for cls in (BatchParameters, EpisodeParameters))
+    try:
+        batch, parameters = (_given(cls, args) for cls in (BatchParameters, EpisodeParameters))
+        if args.latency_trace and args.compute_ms is not None:
+            rule = 'must not be given with --latency-trace, which says what a run costs'
+            raise ConfigError('compute_ms', rule, args.compute_ms)
+        with stop.interruptible():
+            _check_files(parameters)
+    except ConfigError as error:
+        if not hasattr(args, error.field):
+            raise
+        raise ConfigError(_option(error.field), error.rule, error.value) from None
     if args.json is not None:
-        _check_writable(args.json)
+        check_file('--json', args.json)
+    results = run_episodes(batch, parameters, stop)
+    # What only a worker finds out is told before there is a progress to show.
+    first = next(results)
     results = track(
-        run_episodes(batch, parameters, stop), 'episodes', total=batch.episodes,
+        itertools.chain([first], results), 'episodes', total=batch.episodes,
         console=Console(stderr=True))
     summary = summarise(results, batch, parameters)
     if args.json is not None:
-        args.json.write_text(json.dumps(summary, indent=2) + '\n', encoding='utf-8')
+        write_text('--json', args.json, json.dumps(summary, indent=2) + '\n')
     Console().print(_table(summary))
     return 0
 
 
-def _check_writable(path: Path) -> None:
-    """Refuse a path that cannot be written, before the work; leave no empty file there."""
-    is_new = not path.exists()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError('json', f'must be writable ({error.strerror})', str(path)) from None
+def _option(name: str) -> str:
+    return '--' + name.replace('_', '-')
+
+
+def _given(cls: type, args: Namespace) -> BatchParameters | EpisodeParameters:
+    """Build a parameter set from the options that were given."""
+    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(cls)}
+    return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+def _check_files(parameters: EpisodeParameters) -> None:
+    """Refuse files that every worker would refuse."""
+    if parameters.latency_trace:
+        read_stage_costs(parameters.latency_trace, 'latency_trace')
+    if parameters.policy:
+        PolicyConfig.load(parameters.policy)
 
 
 def run_episodes(

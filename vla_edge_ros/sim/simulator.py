@@ -13,6 +13,7 @@ import itertools
 import numpy as np
 
 from vla_edge_ros.clock import ManualClock, NS_PER_MS, NS_PER_S
+from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.policy.action_tokens import ActionChunk
 from vla_edge_ros.policy.policy import Observation, Policy
@@ -57,8 +58,11 @@ class EpisodeParameters:
     policy: str = parameter('', 'Checkpoint folder; empty takes the default policy')
 
     def __post_init__(self):
-        """Check every value."""
+        """Check every value, and that each has an effect."""
         validate(self)
+        if self.policy and self.control == 'oracle':
+            rule = "must not be given with control 'oracle', which replaces the policy"
+            raise ConfigError('policy', rule, self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ class Simulator:
             stage: np.array([int(share * parameters.compute_ms * NS_PER_MS)])
             for stage, share in STAGE_SHARES.items()}
         if parameters.latency_trace:
-            self._costs_ns = read_stage_costs(parameters.latency_trace)
+            self._costs_ns = read_stage_costs(parameters.latency_trace, 'latency_trace')
         # What a live node calibrates: the median of observing and of decoding.
         decode_ns = self._costs_ns[Stage.DECODE]
         observe_ns = sum(self._costs_ns.values()) - decode_ns

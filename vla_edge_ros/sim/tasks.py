@@ -1,18 +1,23 @@
 """The task: keep the tool over the cube that the instruction names, while everything moves."""
 
+import re
 from typing import Protocol
 
 import numpy as np
 
+from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.sim.scene import COLOURS, SPEED_LIMIT
 
 __all__ = [
-    'COLOURS', 'expert_action', 'expert_chunk', 'sample_instruction', 'TICK_HZ', 'TrackTask',
+    'COLOURS', 'expert_action', 'expert_chunk', 'MAX_SEED', 'named_colour', 'sample_instruction',
+    'TICK_HZ', 'TrackTask',
 ]
 
 EXPERT_GAIN = 8.0
 """Commanded speed per metre of distance, 1/s."""
 TICK_HZ = 30
+MAX_SEED = 2**31 - 1
+"""Largest seed of a simulation, wherever it runs: what a ROS parameter tool takes."""
 
 _VERBS = (
     'reach', 'touch', 'track', 'follow', 'chase', 'go to', 'move to', 'point at', 'stay on',
@@ -40,6 +45,25 @@ class SceneState(Protocol):
     tip: np.ndarray
     object_positions: np.ndarray
     object_velocities: np.ndarray
+
+
+def named_colour(text: str) -> str:
+    """
+    Return the one colour that an instruction names.
+
+    Raises
+    ------
+    ConfigError
+        It names none or several, or is more than one line of printable text.
+
+    """
+    if not text.isprintable():
+        raise ConfigError('instruction', 'must be one line of printable text', text)
+    named = set(re.findall(r'[a-z]+', text.lower())) & set(COLOURS)
+    if len(named) != 1:
+        rule = f'must name exactly one of {", ".join(COLOURS)}'
+        raise ConfigError('instruction', rule, text)
+    return named.pop()
 
 
 def sample_instruction(rng: np.random.Generator, colour: str) -> str:

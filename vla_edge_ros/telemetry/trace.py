@@ -8,6 +8,7 @@ stamps on the ROS clock.
 from collections import deque
 from contextlib import suppress
 import csv
+import math
 from operator import attrgetter
 from pathlib import Path
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.errors import ConfigError, one_line
 
 COLUMNS = (
     ('tick', int, 'number of the tick, from 0'),
@@ -41,6 +42,8 @@ COLUMNS = (
     ('retained_frames', int, 'frames in the cache'),
 )
 """Name, type and meaning of every column; ``action_0``, ``action_1``, … (float) follow them."""
+
+HEADER_LINES = 1
 
 MISSING_INT = -1
 """What ``read_trace`` puts where an integer column is empty; floats become NaN."""
@@ -164,11 +167,18 @@ def _text(value: Any) -> str:
     return str(getattr(value, 'value', value))
 
 
-def read_trace(path: str | Path) -> dict[str, np.ndarray]:
+def read_trace(path: str | Path, field: str = 'trace') -> dict[str, np.ndarray]:
     """
     Read a trace into one array a column.
 
     A last record cut off by a crash is left out.
+
+    Parameters
+    ----------
+    path : str or Path
+        File that a :class:`TraceWriter` wrote.
+    field : str
+        What an error calls it.
 
     Returns
     -------
@@ -185,22 +195,42 @@ def read_trace(path: str | Path) -> dict[str, np.ndarray]:
     try:
         with open(path, newline='', encoding='utf-8') as file:
             whole_lines = file.read().split('\n')[:-1]
-        header, *rows = csv.reader(whole_lines)
+        header, *rows = csv.reader(whole_lines) if whole_lines else ([],)
         if header[: len(kinds)] != list(kinds):
             raise ValueError(f'columns {", ".join(header)}')
+        for line, row in enumerate(rows, HEADER_LINES + 1):
+            if len(row) != len(header):
+                raise ValueError(f'line {line} has {len(row)} of {len(header)} fields')
         columns = {
-            name: _column([row[i] for row in rows], kinds.get(name, float))
+            name: _column(name, [row[i] for row in rows], kinds.get(name, float))
             for i, name in enumerate(header)
         }
-    except (OSError, ValueError, IndexError, csv.Error) as error:
-        raise ConfigError('trace', f'must be a readable trace ({error})', str(path)) from None
+    except (OSError, ValueError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else one_line(error)
+        raise ConfigError(field, f'must be a readable trace ({reason})', str(path)) from None
     columns['late'] = columns['late'] == 1
     return columns
 
 
-def _column(fields: list[str], kind: type) -> np.ndarray:
-    if kind is int:
-        return np.array([int(field) if field else MISSING_INT for field in fields], np.int64)
-    if kind is float:
-        return np.array([float(field) if field else np.nan for field in fields])
-    return np.array(fields, dtype=str)
+def _column(name: str, fields: list[str], kind: type) -> np.ndarray:
+    if kind is str:
+        return np.array(fields, dtype=str)
+    missing, dtype = (MISSING_INT, np.int64) if kind is int else (np.nan, np.float64)
+    try:
+        values = np.array([kind(field) if field else missing for field in fields], dtype)
+    except (ValueError, OverflowError):
+        values = None
+    # What was not measured is empty, never NaN.
+    if values is None or any(fields[row] for row in np.flatnonzero(values != values)):
+        row = next(row for row, field in enumerate(fields) if field and not _fits(field, kind))
+        what = 'an integer' if kind is int else 'a number'
+        raise ValueError(
+            f'line {row + HEADER_LINES + 1}, column {name} must be {what}: {fields[row]!r}')
+    return values
+
+
+def _fits(field: str, kind: type) -> bool:
+    try:
+        return not math.isnan(float(field) if kind is float else np.int64(int(field)))
+    except (ValueError, OverflowError):
+        return False
