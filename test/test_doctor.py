@@ -1,6 +1,7 @@
 """The doctor reports what it finds and breaks over none of it."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from vla_edge_ros import doctor
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.nodes.process import StopRequest
+from vla_edge_ros.parameters import describe
+from vla_edge_ros.runtime.control_loop import ControlLoopParameters
 
 
 def options(**changes):
@@ -90,8 +93,18 @@ def test_missing_checkpoint_is_named(tmp_path):
     assert check.status == doctor.BROKEN and 'none' in check.message
 
 
-def test_bad_options_are_refused():
-    with pytest.raises(ConfigError, match='--runs must be >= 1'):
-        doctor.run(options(runs=0), StopRequest())
-    with pytest.raises(ConfigError, match='--deadline-ms must be > 0'):
-        doctor.run(options(deadline_ms=float('nan')), StopRequest())
+@pytest.mark.parametrize('runs', [0, -1, doctor.MAX_RUNS + 1])
+def test_number_of_runs_out_of_range_is_refused(runs):
+    with pytest.raises(ConfigError, match=f'--runs must be in 1..10000, got {runs}'):
+        doctor.run(options(runs=runs), StopRequest())
+
+
+@pytest.mark.parametrize('deadline_ms', [0.0, -1.0, math.nan, math.inf, 1e9])
+def test_deadline_out_of_range_is_refused(deadline_ms):
+    with pytest.raises(ConfigError, match='--deadline-ms must be in 0.1..10000.0 ms, got'):
+        doctor.run(options(deadline_ms=deadline_ms), StopRequest())
+
+
+def test_deadline_has_the_range_of_the_node():
+    ranges = {name: metadata['range'] for name, _, metadata in describe(ControlLoopParameters)}
+    assert ranges['deadline_ms'] == doctor.DEADLINE_RANGE_MS

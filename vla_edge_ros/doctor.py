@@ -30,6 +30,10 @@ MIN_SHM_BYTES = 64 * 1024**2
 """Four participants with segments of 8 MB, their ports, and the frame buffer."""
 LEFTOVER_BYTES = 64 * 1024**2
 MARGIN_MS = 2.0
+DEADLINE_RANGE_MS = (0.1, 10_000.0)
+"""Of the reasoning node's ``deadline_ms``; a test compares them, for importing it needs NumPy."""
+MAX_RUNS = 10_000
+"""Minutes of the embedded policy; more tells nothing new."""
 WARM_UP_RUNS = 10
 
 
@@ -49,16 +53,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--json', action='store_true', help='print one JSON object')
     parser.add_argument('--policy', type=Path, metavar='FOLDER',
                         help='checkpoint to measure; the embedded one by default')
-    parser.add_argument('--deadline-ms', type=float, default=33.0, help='what has to be held')
-    parser.add_argument('--runs', type=int, default=100, help='chunks to measure')
+    parser.add_argument('--deadline-ms', type=float, default=33.0,
+                        help='what has to be held (default: %(default)s)')
+    parser.add_argument('--runs', type=int, default=100,
+                        help='chunks to measure (default: %(default)s)')
 
 
 def run(options: argparse.Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge doctor``."""
-    if options.runs < 1:
-        raise ConfigError('--runs', 'must be >= 1', options.runs)
-    if not options.deadline_ms > 0:
-        raise ConfigError('--deadline-ms', 'must be > 0 ms', options.deadline_ms)
+    if not 1 <= options.runs <= MAX_RUNS:
+        raise ConfigError('--runs', f'must be in 1..{MAX_RUNS}', options.runs)
+    low, high = DEADLINE_RANGE_MS
+    if not low <= options.deadline_ms <= high:
+        raise ConfigError('--deadline-ms', f'must be in {low}..{high} ms', options.deadline_ms)
     checks = []
     for name, check in (
         ('python', check_python),
@@ -113,12 +120,11 @@ def check_packages() -> Check:
     versions, missing = {}, []
     for module, distribution in (
         ('numpy', 'numpy'), ('numba', 'numba'), ('cv2', 'opencv-python-headless'),
-        ('yaml', 'PyYAML'), ('safetensors', 'safetensors'), ('transformers', 'transformers'),
-        ('rosbags', 'rosbags'),
+        ('yaml', 'PyYAML'), ('psutil', 'psutil'), ('safetensors', 'safetensors'),
+        ('tokenizers', 'tokenizers'), ('rosbags', 'rosbags'),
     ):
         try:
-            # transformers takes seconds to import; that it is there is enough here.
-            loaded = None if module == 'transformers' else import_module(module)
+            loaded = import_module(module)
             versions[module] = getattr(loaded, '__version__', '') or metadata.version(distribution)
         except (ImportError, metadata.PackageNotFoundError):
             missing.append(distribution)
@@ -261,13 +267,13 @@ def judge(p50_ms: float, p99_ms: float, deadline_ms: float) -> tuple[str, str]:
     """Say whether the deadline can be held, and what to change if not."""
     budget_ms = deadline_ms - MARGIN_MS
     if p99_ms <= budget_ms:
-        return OK, f'{deadline_ms:.0f} ms can be held with {budget_ms - p99_ms:.1f} ms to spare'
+        return OK, f'{deadline_ms:g} ms can be held with {budget_ms - p99_ms:.1f} ms to spare'
     needed_ms = math.ceil(p99_ms + MARGIN_MS)
     slower = f'set rate_hz to {1e3 / needed_ms:.3g} and deadline_ms to {needed_ms}'
     if p50_ms <= budget_ms:
         return WARNING, (
-            f'{deadline_ms:.0f} ms can be held mostly: close other programs, keep a core free '
+            f'{deadline_ms:g} ms can be held mostly: close other programs, keep a core free '
             f'(cpu_affinity, rt_priority), or {slower}')
     return WARNING, (
-        f'{deadline_ms:.0f} ms cannot be held: {slower}; else take fewer kv_slots, a smaller '
+        f'{deadline_ms:g} ms cannot be held: {slower}; else take fewer kv_slots, a smaller '
         'model, more threads for a large one (NUMBA_NUM_THREADS), or a faster machine')
