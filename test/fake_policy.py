@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.policy.action_tokens import ActionChunk
 from vla_edge_ros.telemetry.stages import Stage
 
@@ -27,7 +28,7 @@ class FakePolicy:
     def __init__(self, observe_s: float = 0.002, act_s: float = 0.003):
         self.config = SimpleNamespace(
             image_width=24, image_height=20, action_dim=2, proprioception_mean=(0.0, 0.0),
-            joint_names=('gantry_x', 'gantry_y'),
+            joint_names=('gantry_x', 'gantry_y'), action_low=(-1.0, -0.5), action_high=(1.0, 0.5),
         )
         self.cache = SimpleNamespace(layout=SimpleNamespace(max_frames=2))
         self.instruction = None
@@ -38,6 +39,10 @@ class FakePolicy:
         self.resets = 0
         self._observe_s, self._act_s = observe_s, act_s
         self._stamp_ns = 0
+
+    def check_instruction(self, text):
+        if not 0 < len(text.split()) <= 4:
+            raise ConfigError('instruction', 'must be 1..4 words', text)
 
     def set_instruction(self, text):
         self.instruction = text

@@ -8,6 +8,8 @@ import sys
 import time
 
 from diagnostic_msgs.msg import DiagnosticArray
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 import numpy as np
 import pytest
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
@@ -263,15 +265,24 @@ def test_wrong_ros_arguments_are_one_line_and_exit_code_1(words, environment):
     assert 'Traceback' not in done.stderr
 
 
-def test_a_missing_checkpoint_is_one_error_and_the_node_stays_configurable(start, environment):
-    child = start('reasoning_node', node_command(
-        'reasoning_node', autostart=True, policy='/nowhere'), environment)
-    end_s = time.monotonic() + 60.0
-    while 'cannot configure' not in child.output():
-        assert time.monotonic() < end_s and child.process.poll() is None, child.output()
-        time.sleep(0.05)
-    assert '/nowhere' in child.output()
-    assert not end_all([child], signal.SIGINT)
+def test_with_autostart_a_missing_checkpoint_is_one_line_and_exit_code_1(environment):
+    command = node_command('reasoning_node', autostart=True, policy='/nowhere')
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert 'cannot configure: policy must be a folder' in done.stderr and '/nowhere' in done.stderr
+    assert done.stderr.count('\n') == 1, done.stderr
+
+
+def test_without_autostart_a_missing_checkpoint_leaves_the_node_configurable(start, environment):
+    child = start('reasoning_node', node_command('reasoning_node', policy='/nowhere'), environment)
+    with ros_graph(child.log.parent, int(environment['ROS_DOMAIN_ID'])) as graph:
+        request = ChangeState.Request(transition=Transition(id=Transition.TRANSITION_CONFIGURE))
+        for _ in range(2):
+            name = '/reasoning_node/change_state'
+            assert not graph.call(ChangeState, name, request).success
+        assert child.output().count('cannot configure') == 2
+        child.process.send_signal(signal.SIGINT)
+        child.check_end()
 
 
 def test_the_entry_modules_are_light_so_that_signals_are_handled_from_the_start():

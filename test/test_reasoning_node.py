@@ -18,6 +18,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from vla_edge_ros.errors import WeightsError
 from vla_edge_ros.nodes.conversions import to_ns
+from vla_edge_ros.nodes.diagnostics import WARN
 from vla_edge_ros.nodes.lifecycle import ERROR, FAILURE, SUCCESS
 from vla_edge_ros.nodes.reasoning import ReasoningNode
 from vla_edge_ros.runtime.frame_buffer import FrameWriter
@@ -258,6 +259,131 @@ def test_instructions_change_the_running_policy_and_blank_ones_are_refused(make_
         robot.instruction.publish(String(data=text))
     assert robot.run_until(lambda: robot.policy.instruction == 'reach the green cube')
     assert ' ' not in robot.policy.instructions
+
+
+LONG = 'reach the red cube and then the blue one'
+
+
+def test_an_instruction_the_policy_refuses_is_a_warning_until_the_next_good_one(make_robot, capfd):
+    robot = make_robot()
+    robot.start()
+    assert robot.run_until(lambda: robot.fresh())
+    robot.instruction.publish(String(data=LONG))
+    assert robot.run_until(lambda: robot.node._inputs.rejected)
+    error = f"instruction rejected: instruction must be 1..4 words, got '{LONG}'"
+    assert capfd.readouterr().err.count(error) == 1
+    level, text, values = robot.node._report()
+    assert (level, text, values['last_error']) == (WARN, error, error)
+    assert values['rejected.instruction'] == 1
+    count = len(robot.fresh())
+    assert robot.run_until(lambda: len(robot.fresh()) > count + 2)
+    assert robot.policy.instructions == ['reach the red cube']
+    assert robot.node._loop.counts['policy_error'] == 0
+
+    robot.instruction.publish(String(data='reach the green cube'))
+    assert robot.run_until(lambda: robot.policy.instruction == 'reach the green cube')
+    assert robot.node._report()[2]['last_error'] == ''
+
+
+def test_an_instruction_heard_before_there_is_a_policy_is_judged_when_there_is(make_robot, capfd):
+    robot = make_robot('instruction:=reach the blue cube')
+    robot.instruction.publish(String(data=LONG))
+    assert robot.run_until(lambda: robot.node._inputs.instruction == LONG)
+    assert robot.node.trigger_configure() is SUCCESS
+    assert 'instruction rejected' in capfd.readouterr().err
+    assert robot.node._report()[:2] == (WARN, robot.node._report()[2]['last_error'])
+    assert robot.node.trigger_activate() is SUCCESS
+    assert robot.run_until(lambda: robot.policy.instruction == 'reach the blue cube')
+
+
+def test_the_parameter_instruction_acts_live_until_one_is_heard(make_robot):
+    robot = make_robot()
+    node = robot.node
+
+    def set_instruction(text):
+        return node.set_parameters([Parameter('instruction', value=text)])[0]
+    assert set_instruction(LONG).successful
+    assert node.trigger_configure() is FAILURE
+    assert node.last_error.startswith('cannot configure: instruction must be 1..4 words')
+    assert set_instruction('').successful
+    assert node.trigger_configure() is SUCCESS and node.trigger_activate() is SUCCESS
+    assert robot.run_until(lambda: node._loop.counts['no_instruction'] > 0)
+    for text in ('reach the red cube', 'reach the blue cube'):
+        assert set_instruction(text).successful
+        assert robot.run_until(lambda text=text: robot.policy.instruction == text)
+    for refused in (LONG, '', ' '):
+        result = set_instruction(refused)
+        assert not result.successful and 'instruction must be 1..4 words' in result.reason
+    assert node.get_parameter('instruction').value == 'reach the blue cube'
+
+    robot.instruction.publish(String(data='reach the green cube'))
+    assert robot.run_until(lambda: robot.policy.instruction == 'reach the green cube')
+    assert set_instruction('touch the red cube').successful
+    count = len(robot.fresh())
+    assert robot.run_until(lambda: len(robot.fresh()) > count + 2)
+    assert robot.policy.instruction == 'reach the green cube'
+
+
+@pytest.mark.parametrize('value, rule', [
+    ([0.1], 'must have 2 values, got [0.1]'),
+    ([0.1, 0.2, 0.3], 'must have 2 values, got [0.1, 0.2, 0.3]'),
+    ([0.0, 0.6], "must lie in the policy's -1..1, -0.5..0.5, got [0.0, 0.6]"),
+    ([-1e300, 0.0], "must lie in the policy's -1..1, -0.5..0.5, got [-1e+300, 0.0]"),
+])
+def test_an_initial_action_that_is_none_of_the_policy_is_refused(make_robot, value, rule):
+    robot = make_robot(f'initial_action:={value}')
+    node = robot.node
+    assert node.trigger_configure() is FAILURE
+    assert node.last_error == f'cannot configure: initial_action {rule}'
+    assert node.set_parameters([Parameter('initial_action', value=[-1.0, 0.5])])[0].successful
+    assert node.trigger_configure() is SUCCESS
+    for transition in (node.trigger_activate, node.trigger_deactivate):
+        (refused,) = node.set_parameters([Parameter('initial_action', value=value)])
+        assert not refused.successful and refused.reason == f'initial_action {rule}'
+        transition()
+    assert list(node.get_parameter('initial_action').value) == [-1.0, 0.5]
+
+
+def test_joint_states_that_cannot_be_used_are_told_in_the_diagnostics(make_robot):
+    robot = make_robot()
+    good = robot.feed
+    robot.feed = lambda: robot.joints.publish(
+        JointState(name=['gantry_y', 'gantry_x'], position=[float('nan'), 0.1]))
+    robot.start()
+    assert robot.run_until(lambda: robot.node._inputs.rejections['joint_states'] > 1)
+    level, text, values = robot.node._report()
+    assert level == WARN and text == values['last_error']
+    assert text.startswith('joint states rejected: joint_states.position must give a finite')
+    assert text.endswith("got {'gantry_y': nan}")
+    robot.feed = good
+    assert robot.run_until(lambda: robot.fresh())
+    assert robot.node._report()[2]['last_error'] == ''
+
+
+@pytest.mark.parametrize('error', [WeightsError('policy', 'must be a folder', '/nowhere'),
+                                   ZeroDivisionError('planted')])
+def test_with_autostart_a_node_that_cannot_start_ends(make_robot, error, capfd):
+    def load(_):
+        raise error
+    robot = make_robot('autostart:=true', load_policy=load)
+    with pytest.raises(SystemExit) as ended:
+        robot.run_until(lambda: False)
+    assert ended.value.code == 1
+    assert 'cannot configure' in capfd.readouterr().err
+
+
+def test_with_autostart_a_node_whose_control_thread_died_ends(make_robot):
+    robot = make_robot('autostart:=true', 'safe_action:=zeros')
+    robot.instruction.publish(String(data='reach the red cube'))
+    assert robot.run_until(lambda: robot.actions)
+
+    def break_down(_result):
+        raise RuntimeError('planted')
+    robot.node._loop.tick = break_down
+    with pytest.raises(SystemExit) as ended:
+        robot.run_until(lambda: False)
+    assert ended.value.code == 1 and robot.node.state == 'unconfigured'
+    assert robot.graph.spin_until(lambda: not any(robot.actions[-1].points[0].velocities))
 
 
 def test_autostart_needs_no_manager_and_the_trace_has_one_record_a_tick(make_robot, tmp_path):

@@ -1,5 +1,6 @@
 """What the reasoning node runs: loading, checking and calibrating a policy. No rclpy here."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 import statistics
 from time import perf_counter_ns
@@ -7,6 +8,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from vla_edge_ros.clock import NS_PER_MS
+from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.parameters import parameter, validate
 
 WARM_UP_INSTRUCTION = 'warm up'
@@ -62,6 +64,30 @@ def load_policy(parameters: PolicyParameters):
 
     options = asdict(parameters)
     return Policy.load(options.pop('policy') or DEFAULT_POLICY, **options)
+
+
+def check_actions(config, action_type: str, initial_action: Sequence[float]) -> None:
+    """
+    Check what is to be published against the ``PolicyConfig`` of the policy.
+
+    Raises
+    ------
+    ConfigError
+        ``action_type`` cannot hold its joints, or the action before its first one has the wrong
+        length or a value out of its range.
+
+    """
+    size = config.action_dim
+    if action_type == 'twist' and size > 6:
+        raise ConfigError('action_type', f'cannot be twist for {size} joints', action_type)
+    if not initial_action:
+        return
+    if len(initial_action) != size:
+        raise ConfigError('initial_action', f'must have {size} values', initial_action)
+    bounds = list(zip(config.action_low, config.action_high))
+    if not all(low <= value <= high for (low, high), value in zip(bounds, initial_action)):
+        ranges = ', '.join(f'{low:g}..{high:g}' for low, high in bounds)
+        raise ConfigError('initial_action', f"must lie in the policy's {ranges}", initial_action)
 
 
 def calibrate(policy, runs: int = CALIBRATION_RUNS) -> tuple[float, float]:

@@ -1,13 +1,14 @@
 """The reasoning node: managed, it turns the newest frame into an action thirty times a second."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 import gc
 import math
 import sys
 import traceback
+from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 import numpy as np
@@ -20,11 +21,9 @@ from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
 
 from vla_edge_ros.clock import Clock, MonotonicClock
-from vla_edge_ros.errors import ConfigError, VlaEdgeError
 from vla_edge_ros.nodes import engine
 from vla_edge_ros.nodes.camera import frame_buffer_name, FrameBufferParameters
 from vla_edge_ros.nodes.control_thread import ControlThread
-from vla_edge_ros.nodes.conversions import joint_positions
 from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, ERROR, OK, Report, RosClock, WARN
 from vla_edge_ros.nodes.lifecycle import ManagedNode, SUCCESS
 from vla_edge_ros.nodes.messages import (
@@ -34,6 +33,7 @@ from vla_edge_ros.nodes.messages import (
     observation_reference,
 )
 from vla_edge_ros.nodes.realtime import apply_to_thread, lock_memory, RealtimeParameters
+from vla_edge_ros.nodes.robot_inputs import RobotInputs
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.runtime.action_queue import (
     ActionQueue,
@@ -124,13 +124,13 @@ class ReasoningNode(ManagedNode):
         self._loop = self._runner = self._control = self._trace = self._jump = None
         self._failure: Exception | None = None
         self._held = False
-        self._instruction = self.parameters[ReasoningParameters].instruction
-        self._joints: tuple[np.ndarray, int] | None = None
+        self._inputs = RobotInputs(self._steady)
         self._last: StepResult | None = None
         self._ages_ms: deque[float] = deque(maxlen=1000)
         self._reported_fallbacks = 0
         self._policy_error = ''
 
+        self.parameters.add_check(self._check_parameters)
         self.parameters.on_change(self._on_parameters)
         self.create_subscription(String, 'instruction', self._on_instruction, LATCHED)
         self.create_subscription(
@@ -151,7 +151,9 @@ class ReasoningNode(ManagedNode):
     def _setup(self) -> None:
         with self._interruptible():
             self._policy = self._load_policy(self.parameters[engine.PolicyParameters])
-            self._check_action_size()
+            if warning := self._inputs.attach(self._policy):
+                self.get_logger().warning(warning)
+            self._check_parameters(self.parameters)
             self._calibration = self._calibrate(self._policy)
         name = frame_buffer_name(self.parameters[FrameBufferParameters], self)
         self._reader = FrameReader(name)
@@ -178,8 +180,7 @@ class ReasoningNode(ManagedNode):
         )
         self._loop.reset()
         self._loop.set_hold(self._held)
-        if self._instruction.strip():
-            self._loop.set_instruction(self._instruction)
+        self._follow_instruction()
         if parameters[ReasoningParameters].trace_path:
             self._trace = TraceWriter(
                 parameters[ReasoningParameters].trace_path, self._policy.config.action_dim
@@ -237,19 +238,33 @@ class ReasoningNode(ManagedNode):
         if reader is not None:
             reader.close()
         self._policy = self._calibration = None
+        self._inputs.attach(None)
 
     def _start_by_itself(self) -> None:
         self._autostart.cancel()
-        if self.trigger_configure() is SUCCESS:
-            self.trigger_activate()
+        if self.trigger_configure() is not SUCCESS or self.trigger_activate() is not SUCCESS:
+            self._give_up()
 
-    def _check_action_size(self) -> None:
-        size = self._policy.config.action_dim
-        initial = self.parameters[ActionQueueParameters].initial_action
-        if initial and len(initial) != size:
-            raise ConfigError('initial_action', f'must have {size} values', initial)
-        if self.parameters[ReasoningParameters].action_type == 'twist' and size > 6:
-            raise ConfigError('action_type', f'cannot be twist for {size} joints', 'twist')
+    def _give_up(self) -> None:
+        """End the process if nobody is there to try again; the log says why."""
+        if self._autostart is not None:
+            raise SystemExit(1)
+
+    def _check_parameters(self, sets: Mapping[type, Any]) -> None:
+        """Check what depends on the policy, once there is one."""
+        if self._policy is None:
+            return
+        kind, text = sets[ReasoningParameters].action_type, sets[ReasoningParameters].instruction
+        initial = sets[ActionQueueParameters].initial_action
+        engine.check_actions(self._policy.config, kind, initial)
+        # None at all is right from the start only: the loop cannot unlearn the one it follows.
+        if text.strip() or text != self.parameters[ReasoningParameters].instruction:
+            self._policy.check_instruction(text)
+
+    def _follow_instruction(self) -> None:
+        text = self._inputs.instruction or self.parameters[ReasoningParameters].instruction
+        if self._loop is not None and text.strip():
+            self._loop.set_instruction(text)
 
     # The control thread.
 
@@ -300,37 +315,26 @@ class ReasoningNode(ManagedNode):
     def _read_joints(self) -> tuple[np.ndarray, int] | None:
         config = self._policy.config
         if config.joint_names and self.parameters[ReasoningParameters].use_joint_states:
-            return self._joints
+            return self._inputs.joints
         return np.asarray(config.proprioception_mean, np.float32), self._steady.now_ns()
 
     # Callbacks of the executor.
 
     def _on_joint_states(self, message: JointState) -> None:
-        if self._policy is None:
-            return
-        try:
-            positions = joint_positions(message, self._policy.config.joint_names)
-        except VlaEdgeError as error:
-            text = f'joint states rejected: {error}'
-            self.get_logger().warning(text, throttle_duration_sec=5.0)
-        else:
-            self._joints = (positions, self._steady.now_ns())
+        if warning := self._inputs.take_joint_states(message):
+            self.get_logger().warning(warning, throttle_duration_sec=5.0)
 
     def _on_instruction(self, message: String) -> None:
-        try:
-            if self._loop is not None:
-                self._loop.set_instruction(message.data)
-            elif not message.data.strip():
-                raise ConfigError('instruction', 'must not be blank', message.data)
-        except VlaEdgeError as error:
-            self.get_logger().warning(f'instruction rejected: {error}')
+        if warning := self._inputs.take_instruction(message.data):
+            self.get_logger().warning(warning)
         else:
-            self._instruction = message.data
+            self._follow_instruction()
 
     def _on_parameters(self) -> None:
         if self._loop is not None:
             for kind in LIVE_SETS:
                 self._loop.set_parameters(self.parameters[kind])
+            self._follow_instruction()
 
     def _on_hold(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
         self._held = request.data
@@ -350,6 +354,7 @@ class ReasoningNode(ManagedNode):
     def _on_status_timer(self) -> None:
         if self._failure is not None:
             self.trigger_deactivate()
+            self._give_up()
         last = self._last
         status = DiagnosticStatus(name=self.get_fully_qualified_name(), message=self.state)
         if last is not None and self._loop is not None:
@@ -365,9 +370,12 @@ class ReasoningNode(ManagedNode):
 
     def _report(self) -> Report:
         loop, last = self._loop, self._last
-        values: dict[str, object] = {'state': self.state, 'last_error': self.last_error}
+        rejected = '; '.join(self._inputs.rejected.values())
+        error = self.last_error or rejected
+        values: dict[str, object] = {'state': self.state, 'last_error': error}
+        values |= {f'rejected.{name}': n for name, n in self._inputs.rejections.items()}
         if loop is None or last is None:
-            return (ERROR if self.last_error else OK), self.last_error or self.state, values
+            return ERROR if self.last_error else WARN if error else OK, error or self.state, values
         ages_ms = [self._ages_ms.popleft() for _ in range(len(self._ages_ms))]
         good = sum(loop.causes[cause.value] for cause in GOOD_CAUSES)
         fallbacks = sum(loop.causes.values()) - good
@@ -384,6 +392,8 @@ class ReasoningNode(ManagedNode):
         if ages_ms:
             values['observation_age_p50_ms'] = round(float(np.percentile(ages_ms, 50)), 3)
             values['observation_age_max_ms'] = round(max(ages_ms), 3)
+        if rejected:
+            return WARN, rejected, values
         if new_fallbacks > 0:
             return WARN, f'{new_fallbacks} fallbacks, last: {last.reason.value}', values
         return OK, 'active', values

@@ -7,7 +7,7 @@ running is checked as a whole by the set's own rules before any part of it takes
 """
 
 import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -100,6 +100,7 @@ class RosParameters:
         self._node = node
         self._locked = locked
         self._listeners: list[Callable[[], None]] = []
+        self._checks: list[Callable[[Mapping[type, Any]], None]] = []
         self._fields: dict[str, tuple[type, dataclasses.Field]] = {}
         for cls in classes:
             for field in dataclasses.fields(cls):
@@ -128,6 +129,14 @@ class RosParameters:
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each change has taken effect."""
         self._listeners.append(listener)
+
+    def add_check(self, check: Callable[[Mapping[type, Any]], None]) -> None:
+        """
+        Ask ``check`` before each change, with the sets as they would be, by class.
+
+        It refuses with a ``VlaEdgeError``.
+        """
+        self._checks.append(check)
 
     def _refuse_unknown(self, overrides: dict[str, Any]) -> None:
         for name, value in overrides.items():
@@ -175,7 +184,9 @@ class RosParameters:
 
     def _check(self, parameters: list[Parameter]) -> SetParametersResult:
         try:
-            self._changed(parameters)
+            changed = self._changed(parameters)
+            for check in self._checks:
+                check(changed)
         except VlaEdgeError as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
