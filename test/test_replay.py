@@ -19,7 +19,7 @@ import pytest
 from vla_edge_ros.errors import ConfigError, TransportError
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.action_tokens import ActionChunk
-from vla_edge_ros.replay.bag import BagReader, BagWriter, STRING
+from vla_edge_ros.replay.bag import BagReader, BagWriter, IMAGE, JOINT_STATE, STRING
 from vla_edge_ros.replay.inputs import BagInputs, ReplayParameters
 from vla_edge_ros.replay.replay import add_arguments, replay_bag, run
 from vla_edge_ros.telemetry.trace import read_trace
@@ -39,6 +39,10 @@ class FakePolicy:
     def reset(self):
         self.calls.append('reset')
         self._sum = 0
+
+    def check_instruction(self, text):
+        if not text.strip() or len(text) > 100:
+            raise ConfigError('instruction', 'must fit 100 characters', text)
 
     def set_instruction(self, text):
         self.calls.append(text)
@@ -150,8 +154,14 @@ def test_undecodable_frames_are_counted_and_skipped(tmp_path):
     summary = replay_bag(tmp_path / 'bag', policy, tmp_path, parameters)
     assert summary['camera'] == {'published': 8, 'received': 5, 'lost_fraction': 0.375}
     assert summary['reasons']['repeated_frame'] == 3
-    errors = {text.split(' must')[0]: n for text, n in summary['input_errors'].items()}
-    assert errors == {'encoding': 2, 'header.stamp': 1}
+    encoding, stamp = summary['input_errors']
+    assert encoding.pop('first_error').startswith('encoding must be one of rgb8')
+    second_ns = 2 * PERIOD_NS
+    assert encoding == {
+        'topic': '/camera', 'count': 2, 'first_recorded_ns': START_NS + 2 * second_ns}
+    assert stamp == {
+        'topic': '/camera', 'count': 1, 'first_recorded_ns': START_NS + 3 * second_ns,
+        'first_error': 'header.stamp must be set by the camera driver, got 0'}
     stamps = [stamp_ns for _, _, stamp_ns in policy.observations]
     assert stamps == [START_NS + 2 * i * PERIOD_NS for i in (0, 1, 4, 6, 7)]
 
@@ -166,8 +176,10 @@ def test_joint_states_are_ordered_by_name_and_incomplete_ones_ignored(tmp_path):
     parameters = ReplayParameters(instruction='reach')
     summary = replay_bag(tmp_path / 'bag', policy, tmp_path, parameters)
     assert policy.observations[0][1].tolist() == [1.0, 2.0]
-    assert len(summary['input_errors']) == 2
-    assert all('position for each of x, y' in text for text in summary['input_errors'])
+    errors = summary['input_errors']
+    assert sum(e['count'] for e in errors) == 2
+    assert {e['topic'] for e in errors} == {'/joint_states'}
+    assert all('position for each of x, y' in e['first_error'] for e in errors)
 
 
 def test_policy_without_joints_needs_no_joint_topic(tmp_path):
@@ -213,12 +225,12 @@ def test_bag_without_a_single_image_is_refused(tmp_path):
     parameters = ReplayParameters(instruction='reach')
     with BagReader(tmp_path / 'bag') as bag:
         with pytest.raises(TransportError, match='image_topic must hold an image'):
-            BagInputs(bag, parameters, CONFIG)
+            BagInputs(bag, parameters, FakePolicy())
 
 
 def test_inputs_show_nothing_from_the_future(tmp_path):
     with BagReader(make_bag(tmp_path / 'bag', 5)) as bag:
-        inputs = BagInputs(bag, ReplayParameters(), CONFIG)
+        inputs = BagInputs(bag, ReplayParameters(), FakePolicy())
         assert inputs.start_ns == START_NS + TRANSPORT_NS
         assert inputs.read() is None
         for index in range(5):
@@ -238,8 +250,22 @@ def parse(*words):
     return parser.parse_args([str(word) for word in words])
 
 
-def test_command_line_writes_trace_and_summary(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr('vla_edge_ros.policy.policy.Policy.load', lambda folder: FakePolicy())
+def refusal(*words):
+    """Return the line that ends ``vla-edge replay``."""
+    with pytest.raises(ConfigError) as caught:
+        run(parse(*words), StopRequest())
+    assert '\n' not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def fake_policy(monkeypatch):
+    policy = FakePolicy()
+    monkeypatch.setattr('vla_edge_ros.policy.policy.Policy.load', lambda folder: policy)
+    return policy
+
+
+def test_command_line_writes_trace_and_summary(tmp_path, fake_policy, capsys):
     bag, out = make_bag(tmp_path / 'bag', 11), tmp_path / 'out'
     assert run(parse(bag, '--out', out, '--latency-ms', '4,6'), StopRequest()) == 0
     summary = json.loads((out / 'summary.json').read_text())
@@ -248,12 +274,80 @@ def test_command_line_writes_trace_and_summary(tmp_path, monkeypatch, capsys):
     assert read_trace(out / 'trace.csv')['prefill_ms'].tolist() == [4.0] * 6
 
 
-@pytest.mark.parametrize('text', ['8', 'a,b', '1,2,3', '-1,2', 'nan,1'])
-def test_latency_option_that_makes_no_sense_is_refused(tmp_path, text):
-    with pytest.raises(ConfigError, match='latency-ms|prefill_ms'):
-        run(parse(tmp_path, f'--latency-ms={text}'), StopRequest())
+def make_broken_bag(path, bad):
+    """Write ten frames, those in ``bad`` cut off; a joint state and an instruction are too."""
+    rubbish = b'\x00\x01\x00\x00\xff\xff'
+    with BagWriter(path) as writer:
+        writer.write_fields('/instruction', STRING, {'data': 'reach the red cube'}, START_NS - 2)
+        writer.write('/instruction', STRING, rubbish, START_NS - 1)
+        for index in range(10):
+            now_ns = START_NS + index * PERIOD_NS
+            if index == 3:
+                writer.write('/joint_states', JOINT_STATE, rubbish, now_ns)
+            else:
+                write_joints(writer, '/joint_states', [0, 0], now_ns)
+            if index in bad:
+                writer.write('/camera', IMAGE, rubbish, now_ns)
+            else:
+                write_image(writer, '/camera', make_image(index), now_ns, now_ns)
+    return path
 
 
-def test_live_rate_must_be_positive(tmp_path):
-    with pytest.raises(ConfigError, match='rate must be > 0, got 0.0'):
-        run(parse(tmp_path, '--live', '--rate', 0), StopRequest())
+def test_messages_that_cannot_be_decoded_are_counted_with_the_first_of_them(tmp_path, fake_policy):
+    bag, out = make_broken_bag(tmp_path / 'bag', (0, 4)), tmp_path / 'out'
+    assert run(parse(bag, '--out', out), StopRequest()) == 0
+    summary = json.loads((out / 'summary.json').read_text())
+    assert summary['camera'] == {'published': 10, 'received': 8, 'lost_fraction': 0.2}
+    found = {e['topic']: (e['count'], e['first_recorded_ns']) for e in summary['input_errors']}
+    assert found == {
+        '/instruction': (1, START_NS - 1), '/camera': (2, START_NS),
+        '/joint_states': (1, START_NS + 3 * PERIOD_NS)}
+    assert all(e['first_error'].startswith('message must be') for e in summary['input_errors'])
+    assert 'reach the red cube' in fake_policy.calls
+
+
+def test_bag_without_one_good_image_is_one_line_of_topic_time_and_rule(tmp_path, fake_policy):
+    bag, out = make_broken_bag(tmp_path / 'bag', range(10)), tmp_path / 'out'
+    line = refusal(bag, '--out', out)
+    assert line.startswith('--topic must hold an image that can be used (at 1700000000.000000000 ')
+    assert 'message must be a sensor_msgs/msg/Image' in line and line.endswith("got '/camera'")
+    assert not (out / 'summary.json').exists()
+
+
+def test_failed_replay_leaves_nothing_of_an_earlier_one(tmp_path, fake_policy):
+    out = tmp_path / 'out'
+    run(parse(make_bag(tmp_path / 'good', 11), '--out', out), StopRequest())
+    assert {path.name for path in out.iterdir()} == {'trace.csv', 'summary.json'}
+    refusal(make_broken_bag(tmp_path / 'bad', range(10)), '--out', out)
+    assert not (out / 'summary.json').exists()
+
+
+def test_policy_judges_recorded_instructions_as_in_the_live_node(tmp_path):
+    policy = FakePolicy()
+    summary = replay_bag(make_bag(tmp_path / 'bag', 11, text='cube ' * 60), policy, tmp_path)
+    assert summary['reasons']['no_instruction'] == summary['ticks']
+    (errors,) = summary['input_errors']
+    assert errors['topic'] == '/instruction' and 'must fit' in errors['first_error']
+
+
+@pytest.mark.parametrize('words', [
+    ('--latency-ms', '8'), ('--latency-ms', 'a,b'), ('--latency-ms', '1,2,3'),
+    ('--latency-ms=-1,2',), ('--latency-ms', 'nan,1'), ('--latency-ms', ''),
+    ('--instruction', ''), ('--instruction', ' '), ('--instruction', 'red cube ' * 60),
+    ('--topic', '/none'), ('--joint-topic', '/none'), ('--instruction-topic', '/none'),
+    ('--rate', 0), ('--rate', 1), ('--live', '--rate', 0), ('--live', '--rate=-1'),
+    ('--live', '--rate', 'nan'), ('--live', '--rate', 'inf'), ('--live', '--out', 'out'),
+    ('--live', '--policy', 'p'), ('--live', '--latency-ms', '8,8'),
+    ('--live', '--instruction', ''), ('--out', '/proc/none'), ('--policy', '/nonexistent'),
+])
+def test_option_that_is_wrong_or_without_effect_is_refused_by_name(tmp_path, words, fake_policy):
+    bag = make_bag(tmp_path / 'bag', 2)
+    option = next(word for word in words if str(word) != '--live').split('=')[0]
+    out = () if {'--live', '--out'} & set(words) else ('--out', tmp_path / 'out')
+    assert refusal(bag, *out, *words).split()[0] == option
+    assert not (tmp_path / 'out').exists()
+
+
+def test_instruction_topic_beside_an_instruction_is_refused(tmp_path):
+    line = refusal(tmp_path, '--instruction', 'reach', '--instruction-topic', '/ask')
+    assert line.startswith('--instruction-topic must not be given with --instruction')

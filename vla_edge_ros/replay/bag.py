@@ -22,7 +22,7 @@ from rosbags.rosbag2 import Reader, StoragePlugin, Writer
 from rosbags.typesys import get_typestore, Stores
 
 from vla_edge_ros.clock import NS_PER_S
-from vla_edge_ros.errors import ConfigError, TransportError
+from vla_edge_ros.errors import ConfigError, one_line, TransportError
 
 IMAGE = 'sensor_msgs/msg/Image'
 COMPRESSED_IMAGE = 'sensor_msgs/msg/CompressedImage'
@@ -122,14 +122,23 @@ class BagReader:
             raise self._corrupt(error) from error
 
     def decode(self, record: Record) -> Any:
-        """Return the message of a record, its fields named as in ROS."""
+        """
+        Return the message of a record, its fields named as in ROS.
+
+        Raises
+        ------
+        TransportError
+            This message is cut off or none of its type; those around it may be good.
+
+        """
         try:
             return self._typestore.deserialize_cdr(record.data, record.message_type)
         except Exception as error:  # as above
-            raise self._corrupt(error) from error
+            rule = f'must be a {record.message_type} ({type(error).__name__}: {one_line(error)})'
+            raise TransportError('message', rule, f'{len(record.data)} bytes') from error
 
     def _corrupt(self, error: Exception) -> TransportError:
-        rule = f'must be a readable rosbag2 ({type(error).__name__}: {error})'
+        rule = f'must be a readable rosbag2 ({type(error).__name__}: {one_line(error)})'
         return TransportError('bag', rule, str(self.path))
 
 

@@ -4,12 +4,13 @@ What the control loop sees of a bag at one moment of recorded time.
 Messages are read by the same functions as in the live nodes.
 """
 
-from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from vla_edge_ros.errors import ConfigError, TransportError, VlaEdgeError
+from vla_edge_ros.clock import NS_PER_S
+from vla_edge_ros.errors import ConfigError, TransportError
 from vla_edge_ros.nodes.conversions import image_stamp_ns, joint_positions, message_to_rgb8
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.replay.bag import (
@@ -43,6 +44,16 @@ class ReplayParameters:
         validate(self)
 
 
+@dataclass(slots=True)
+class InputErrors:
+    """Messages of one topic that broke one rule: how many, and the first of them."""
+
+    topic: str
+    count: int
+    first_recorded_ns: int
+    first_error: str
+
+
 class BagInputs:
     """
     The messages of a bag up to now: frame source, joint positions and instruction of a loop.
@@ -53,8 +64,8 @@ class BagInputs:
         Open bag.
     parameters : ReplayParameters
         Topics and instruction.
-    config : PolicyConfig
-        Joint names that the policy wants.
+    policy : Policy
+        Its ``config`` tells the joint names it wants; it judges the recorded instructions.
 
     Raises
     ------
@@ -67,20 +78,21 @@ class BagInputs:
         When the first image was recorded, ns.
     images, frames : int
         Images that came so far, and those among them that could be decoded.
-    errors : Counter of str
-        What was wrong with messages that were left out.
+    errors : dict
+        What was wrong with messages that were left out, by topic, field and rule.
 
     """
 
-    def __init__(self, bag: BagReader, parameters: ReplayParameters, config):
+    def __init__(self, bag: BagReader, parameters: ReplayParameters, policy: Any):
         self.images = self.frames = 0
-        self.errors: Counter[str] = Counter()
+        self.errors: dict[tuple[str, str, str], InputErrors] = {}
         self._bag = bag
-        self._joint_names = config.joint_names
+        self._policy = policy
+        self._joint_names = policy.config.joint_names
         self._frame: Frame | None = None
         self._joints: tuple[np.ndarray, int] | None = None
         self._instruction: str | None = parameters.instruction or None
-        topics = input_topics(bag, parameters, bool(config.joint_names))
+        topics = input_topics(bag, parameters, bool(self._joint_names))
         self._records = bag.records(list(topics.values()))
         self._image_topic = topics[IMAGE]
         # ticks start with the first image; what was recorded before it is known by then
@@ -116,20 +128,38 @@ class BagInputs:
         text, self._instruction = self._instruction, None
         return text
 
+    def check_images(self) -> None:
+        """
+        Refuse a recording of which no image was good so far.
+
+        Raises
+        ------
+        TransportError
+            Naming the topic, and time and fault of its first image.
+
+        """
+        if self.frames:
+            return
+        first = next(e for e in self.errors.values() if e.topic == self._image_topic)
+        at = f'{first.first_recorded_ns / NS_PER_S:.9f} s'
+        rule = f'must hold an image that can be used (at {at}: {first.first_error})'
+        raise TransportError('image_topic', rule, self._image_topic)
+
     def _take(self, record: Record) -> None:
-        message = self._bag.decode(record)
         self.images += record.topic == self._image_topic
         try:
+            message = self._bag.decode(record)
             if record.message_type == STRING:
-                if not message.data.strip():
-                    raise ConfigError('instruction', 'must not be blank', message.data)
+                self._policy.check_instruction(message.data)
                 self._instruction = message.data
             elif record.message_type == JOINT_STATE:
                 self._joints = joint_positions(message, self._joint_names), record.recorded_ns
             else:
                 self._frame = self._frame_of(message, record.recorded_ns)
-        except VlaEdgeError as error:  # as in the live nodes, a bad message changes nothing
-            self.errors[str(error)] += 1
+        except ConfigError as error:  # as in the live nodes, a bad message changes nothing
+            key = (record.topic, error.field, error.rule)
+            first = InputErrors(record.topic, 0, record.recorded_ns, str(error))
+            self.errors.setdefault(key, first).count += 1
 
     def _frame_of(self, message, received_ns: int) -> Frame:
         stamp_ns = image_stamp_ns(message)

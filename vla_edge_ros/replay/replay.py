@@ -8,14 +8,18 @@ are equal to the byte.
 
 import argparse
 from collections import Counter
+from dataclasses import asdict
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vla_edge_ros.clock import ManualClock, NS_PER_MS
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.nodes.process import StopRequest
+from vla_edge_ros.outputs import check_folder, FOLDERS_ARE_MADE, write_text
 from vla_edge_ros.replay.bag import BagReader
 from vla_edge_ros.replay.inputs import BagInputs, input_topics, ReplayParameters
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters
@@ -26,6 +30,20 @@ from vla_edge_ros.runtime.runner import VirtualRunner
 from vla_edge_ros.telemetry.stages import Stage
 from vla_edge_ros.telemetry.summary import summarize
 from vla_edge_ros.telemetry.trace import read_trace, TraceWriter
+
+TRACE, SUMMARY = 'trace.csv', 'summary.json'
+OUT = 'out/replay'
+OPTIONS = {
+    'image_topic': '--topic',
+    'joint_topic': '--joint-topic',
+    'instruction_topic': '--instruction-topic',
+    'instruction': '--instruction',
+    'prefill_ms': '--latency-ms',
+    'decode_ms': '--latency-ms',
+    'policy': '--policy',
+    'out': '--out',
+}
+"""Which option sets what an error names."""
 
 
 def replay_bag(
@@ -48,7 +66,8 @@ def replay_bag(
     policy : Policy
         Forgets its frames first; its ``config`` tells image size, joint names and action size.
     out : path
-        Folder for ``trace.csv``, one record a tick, and ``summary.json``.
+        Folder for ``trace.csv``, one record a tick, and ``summary.json``. Those of an earlier
+        replay go first, so that what lies there after a failure is not taken for its result.
     parameters : ReplayParameters, optional
         What to read, and the virtual costs.
     loop, admission, queue
@@ -57,21 +76,26 @@ def replay_bag(
     Raises
     ------
     TransportError
-        The bag cannot be read or lacks a topic.
+        The bag cannot be read, lacks a topic, or holds no image that can be used.
     ConfigError
-        The trace cannot be written.
+        The trace cannot be written, or the policy refuses the instruction.
 
     """
     parameters = parameters or ReplayParameters()
+    if parameters.instruction:
+        policy.check_instruction(parameters.instruction)
+    trace_path, summary_path = Path(out) / TRACE, Path(out) / SUMMARY
+    check_folder('out', Path(out), TRACE, SUMMARY)
+    for old in (trace_path, summary_path):
+        old.unlink(missing_ok=True)
     latency = FixedLatency(
         {
             Stage.PREFILL: round(parameters.prefill_ms * NS_PER_MS),
             Stage.DECODE: round(parameters.decode_ms * NS_PER_MS),
         }
     )
-    trace_path = Path(out) / 'trace.csv'
     with BagReader(path) as bag:
-        inputs = BagInputs(bag, parameters, policy.config)
+        inputs = BagInputs(bag, parameters, policy)
         clock = ManualClock(inputs.start_ns)
         read_joints = inputs.read_joints
         if not policy.config.joint_names:
@@ -93,6 +117,7 @@ def replay_bag(
         control_loop.reset()
         with TraceWriter(trace_path, policy.config.action_dim, lossless=True) as trace:
             errors = _run(control_loop, inputs, clock, trace)
+    inputs.check_images()
     if trace.error is not None:
         raise ConfigError('trace', f'must be writable ({trace.error})', str(trace_path))
     summary = summarize(
@@ -103,11 +128,10 @@ def replay_bag(
     summary |= {
         'reasons': control_loop.counts,
         'causes': control_loop.causes,
-        'input_errors': dict(inputs.errors),
+        'input_errors': [asdict(errors) for errors in inputs.errors.values()],
         'policy_errors': dict(errors),
     }
-    text = json.dumps(summary, indent=2)
-    (Path(out) / 'summary.json').write_text(text + '\n', encoding='utf-8')
+    write_text('out', summary_path, json.dumps(summary, indent=2) + '\n')
     return summary
 
 
@@ -132,58 +156,98 @@ def _run(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``vla-edge replay``."""
+    """Declare the options of ``vla-edge replay``; None tells that one was not given."""
+    defaults = ReplayParameters()
     parser.add_argument('bag', help='rosbag2 directory, .db3 or .mcap file')
-    parser.add_argument('--topic', default='', help='image topic (default: the only one)')
-    parser.add_argument('--joint-topic', default='joint_states', metavar='TOPIC')
-    parser.add_argument('--instruction-topic', default='instruction', metavar='TOPIC')
+    parser.add_argument('--topic', help='image topic (default: the only one)')
+    for name in ('joint', 'instruction'):
+        default = getattr(defaults, f'{name}_topic')
+        parser.add_argument(f'--{name}-topic', metavar='TOPIC', help=f'(default: {default})')
     parser.add_argument(
-        '--instruction', default='', metavar='TEXT', help='follow this, not the recorded ones'
+        '--instruction', metavar='TEXT', help='follow this, not the recorded ones'
     )
-    parser.add_argument('--policy', default='', metavar='DIR', help='checkpoint folder')
-    parser.add_argument('--out', default='out/replay', metavar='DIR', help='for trace and summary')
+    parser.add_argument(
+        '--policy', metavar='FOLDER', help='checkpoint (default: the embedded one)'
+    )
+    parser.add_argument(
+        '--out',
+        type=Path,
+        metavar='FOLDER',
+        help=f'for {TRACE} and {SUMMARY}, which are replaced; {FOLDERS_ARE_MADE} (default: {OUT})',
+    )
     parser.add_argument(
         '--latency-ms',
-        default='8,8',
         metavar='PREFILL,DECODE',
-        help='what a policy run costs in virtual time (default: %(default)s)',
+        help='what a policy run costs in virtual time '
+        f'(default: {defaults.prefill_ms:g},{defaults.decode_ms:g})',
     )
     parser.add_argument(
         '--live',
         action='store_true',
-        help='publish the messages and /clock through DDS instead; for nodes with use_sim_time',
+        help='publish the messages and /clock through DDS instead, for nodes that run with '
+        'use_sim_time:=true; nothing is written',
     )
-    parser.add_argument('--rate', type=float, default=1.0, help='speed of --live (default: 1)')
+    parser.add_argument('--rate', type=float, help='speed of --live (default: 1)')
 
 
 def run(arguments: argparse.Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge replay``."""
-    prefill_ms, decode_ms = _parse_latency(arguments.latency_ms)
-    parameters = ReplayParameters(
-        image_topic=arguments.topic,
-        joint_topic=arguments.joint_topic,
-        instruction_topic=arguments.instruction_topic,
-        instruction=arguments.instruction,
-        prefill_ms=prefill_ms,
-        decode_ms=decode_ms,
-    )
-    if arguments.live:
-        _play_live(arguments.bag, parameters, arguments.rate, stop)
-        return 0
-    with stop.interruptible():
-        with BagReader(arguments.bag) as bag:  # a wrong bag is told before the policy loads
-            input_topics(bag, parameters)
-        from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
-
-        policy = Policy.load(arguments.policy or DEFAULT_POLICY)
-        summary = replay_bag(arguments.bag, policy, arguments.out, parameters)
-    print(json.dumps(summary, indent=2))
+    _check_combination(arguments)
+    try:
+        parameters = ReplayParameters(**_given(arguments))
+        if arguments.live:
+            rate = 1.0 if arguments.rate is None else arguments.rate
+            _play_live(arguments.bag, parameters, rate, stop)
+        else:
+            out = arguments.out or Path(OUT)
+            check_folder('--out', out, TRACE, SUMMARY)
+            with stop.interruptible():
+                _replay(arguments.bag, arguments.policy, out, parameters)
+    except ConfigError as error:
+        name, *rest = error.field.split(' ', 1)
+        if name not in OPTIONS:
+            raise
+        field = ' '.join([OPTIONS[name], *rest])
+        raise type(error)(field, error.rule, error.value) from error
     return 0
 
 
+def _check_combination(arguments: argparse.Namespace) -> None:
+    """Refuse what would have no effect."""
+    text = arguments.instruction
+    if text is not None and not text.strip():
+        raise ConfigError('--instruction', 'must not be blank', text)
+    if arguments.live:
+        useless = ('out', 'policy', 'latency_ms')
+        rule = 'must not be given with --live, where the nodes act'
+    else:
+        useless = ('rate',)
+        rule = 'must be given with --live only: virtual time has no speed'
+    for name in useless:
+        value = getattr(arguments, name)
+        if value is not None:
+            shown = value if isinstance(value, float) else str(value)
+            raise ConfigError('--' + name.replace('_', '-'), rule, shown)
+    if arguments.rate is not None and not 0 < arguments.rate < math.inf:
+        raise ConfigError('--rate', 'must be a finite number > 0', arguments.rate)
+    if text is not None and arguments.instruction_topic is not None and not arguments.live:
+        rule = 'must not be given with --instruction, which replaces the recorded ones'
+        raise ConfigError('--instruction-topic', rule, arguments.instruction_topic)
+
+
+def _replay(path: str, folder: str | None, out: Path, parameters: ReplayParameters) -> None:
+    from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
+    from vla_edge_ros.policy.policy_config import PolicyConfig
+
+    # A wrong folder or bag is told before the policy loads.
+    config = PolicyConfig.load(folder or DEFAULT_POLICY)
+    with BagReader(path) as bag:
+        input_topics(bag, parameters, bool(config.joint_names))
+    summary = replay_bag(path, Policy.load(folder or DEFAULT_POLICY), out, parameters)
+    print(json.dumps(summary, indent=2))
+
+
 def _play_live(path: str, parameters: ReplayParameters, rate: float, stop: StopRequest) -> None:
-    if not rate > 0:
-        raise ConfigError('rate', 'must be > 0', rate)
     with stop.interruptible():
         try:
             from vla_edge_ros.replay.live import play
@@ -196,9 +260,22 @@ def _play_live(path: str, parameters: ReplayParameters, rate: float, stop: StopR
     print(json.dumps({'published': published}, indent=2))
 
 
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the parameters that were given by options."""
+    values = {
+        'image_topic': arguments.topic,
+        'joint_topic': arguments.joint_topic,
+        'instruction_topic': arguments.instruction_topic,
+        'instruction': arguments.instruction,
+    }
+    if arguments.latency_ms is not None:
+        values['prefill_ms'], values['decode_ms'] = _parse_latency(arguments.latency_ms)
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _parse_latency(text: str) -> tuple[float, float]:
     try:
         prefill_ms, decode_ms = (float(part) for part in text.split(','))
     except ValueError:
-        raise ConfigError('latency-ms', 'must be PREFILL,DECODE in ms', text) from None
+        raise ConfigError('--latency-ms', 'must be PREFILL,DECODE in ms', text) from None
     return prefill_ms, decode_ms
