@@ -4,6 +4,7 @@ from argparse import ArgumentParser
 import io
 import os
 from pathlib import Path
+import re
 import signal
 import subprocess
 import sys
@@ -50,7 +51,9 @@ def state():
     state.on_status('/sim_node', 'running', {
         'published': '60', 'episodes': '4', 'successes': '3', 'running': 'True',
         'instruction': 'reach the red cube'})
-    state.on_status('/camera_node', '60 images', {'received': '59'})
+    state.on_status('/camera_node', '60 images', {'received': '59', 'rate_hz': '60'})
+    state.on_status('/reasoning_node', 'active', {
+        'tick': '17', 'decision': 'refuse', 'reason': 'no_frame', 'cause': 'safe_hold'})
     for action in range(10):
         state.on_observation(1_000_000_000 + action, 990_000_000 + action, 'fresh')
     state.on_observation(1_000_000_100, 0, 'hold')
@@ -60,7 +63,7 @@ def state():
 def test_state_is_read_from_diagnostics_and_observations(state):
     assert state.acting and not state.camera_stopped
     assert state.camera_counts == (60, 59)
-    assert state.causes == {'fresh': 10, 'hold': 1} and state.last_cause == 'hold'
+    assert state.causes == {'fresh': 10, 'hold': 1}
     # A held action without an image has no age.
     assert state.age_percentiles() == pytest.approx((10.0, 10.0, 10.0))
 
@@ -87,16 +90,28 @@ def test_plain_terminal_gets_a_line_every_few_seconds(state):
             now[0] += 2 * LINE_PERIOD_S / 100
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
-    for text in ('tick 11', 'cause hold', 'p99 10.0', 'camera 60 frames published, 59 received',
+    for text in ('tick 17  refuse: no_frame  cause safe_hold', 'p99 10.0', 'camera 60 Hz',
                  'success 3 of 4'):
         assert text in lines[0]
+    assert '59' not in lines[0]
+
+
+def test_decision_and_cause_shown_are_of_one_tick(state):
+    state.on_observation(1_000_000_200, 990_000_200, 'late')
+    assert 'refuse: no_frame  cause safe_hold' in line(state, 1.0)
+    state.on_status('/reasoning_node', 'active', {
+        'tick': '20', 'decision': 'full', 'reason': 'admitted', 'cause': 'fresh'})
+    # The report on /diagnostics says nothing about a tick.
+    state.on_status('/reasoning_node', 'active', {'ticks': '20', 'cause.hold': '3'})
+    assert 'tick 20  full: admitted  cause fresh' in line(state, 2.0)
 
 
 def test_real_terminal_shows_the_instruction_and_the_causes(state):
     out = io.StringIO()
     with LiveView(state, 30.0, Console(file=out, force_terminal=True, width=100)) as view:
         view.refresh()
-    assert 'reach the red cube' in out.getvalue() and 'fresh 10' in out.getvalue()
+    for text in ('reach the red cube', 'fresh 10', '60 Hz', 'refuse: no_frame', 'safe_hold'):
+        assert text in out.getvalue()
 
 
 def test_line_before_the_first_report_says_starting():
@@ -147,6 +162,19 @@ def test_crashed_child_is_reported_with_the_end_of_its_log(tmp_path):
         nodes._children[SIM].wait(10.0)
         with pytest.raises(NodeFailed, match='(?s)sim_node ended with code 3.*no GL here'):
             nodes.check()
+
+
+@pytest.mark.parametrize('number, text', [
+    (signal.SIGKILL, 'was killed (SIGKILL)'), (signal.SIGABRT, 'was killed (SIGABRT)'),
+    (signal.SIGRTMIN + 3, f'was killed (signal {signal.SIGRTMIN + 3})')])
+def test_killed_child_is_reported_with_the_signal(tmp_path, number, text):
+    with NodeProcesses(os.environ, tmp_path) as nodes:
+        for look in (nodes.check, nodes.end_all):
+            nodes.start(SIM, child())
+            nodes._children[SIM].send_signal(number)
+            nodes._children[SIM].wait(10.0)
+            with pytest.raises(NodeFailed, match=f'^sim_node {re.escape(text)}; the end of '):
+                look()
 
 
 def test_child_that_ends_badly_is_reported(tmp_path):

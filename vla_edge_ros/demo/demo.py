@@ -164,13 +164,14 @@ class Demo:
             REASONING, *self._tuning, autostart=True, trace_path=str(self._trace),
             policy=options.policy))
 
-        def ready() -> bool:
-            return state.acting or state.value(REASONING, 'last_error') or 'active' == \
-                state.messages.get(REASONING)
+        def settled() -> bool:
+            return state.acting or bool(state.value(REASONING, 'last_error'))
 
-        wait(ready, START_LIMIT_S)
-        if not wait(lambda: state.acting, FIRST_ACTION_LIMIT_S):
-            reason = state.value(REASONING, 'reason') or 'not active'
+        wait(lambda: settled() or state.messages.get(REASONING) == 'active', START_LIMIT_S)
+        wait(settled, FIRST_ACTION_LIMIT_S)
+        if not state.acting:
+            values = (state.value(REASONING, key) for key in ('last_error', 'reason'))
+            reason = next(filter(None, values), 'not active')
             raise NodeFailed(nodes.describe(REASONING, f'gave no action ({reason})'))
         meter = CpuMeter(nodes)
         view.start_clock()

@@ -29,14 +29,15 @@ def success_text(state: RunState) -> str:
 
 
 def decision_text(state: RunState) -> str:
-    """Return the newest decision with its reason, in so far as the node reports them."""
+    """Return decision and reason of the tick that the node reported last."""
     parts = [state.value(REASONING, key) for key in ('decision', 'reason')]
     return ': '.join(filter(None, parts)) or state.value(REASONING, 'state', 'starting')
 
 
 def camera_text(state: RunState) -> str:
-    """Return the newest counts; the two nodes report them at different moments."""
-    return '{} frames published, {} received'.format(*state.camera_counts)
+    """Return the rate of the camera node; counts of two nodes agree only at the end."""
+    rate = state.value(CAMERA, 'rate_hz')
+    return f'{rate} Hz' if rate else 'starting'
 
 
 def line(state: RunState, seconds: float | None) -> str:
@@ -45,8 +46,8 @@ def line(state: RunState, seconds: float | None) -> str:
         nodes = ', '.join(f'{name} {text}' for name, text in state.messages.items())
         return f'starting the nodes: {nodes or "none has reported yet"}'
     return (
-        f'{seconds:5.1f} s  tick {state.causes.total()}  {decision_text(state)}'
-        f'  cause {state.last_cause or "-"}  image age {age_text(state)}'
+        f'{seconds:5.1f} s  tick {state.value(REASONING, "tick", "-")}  {decision_text(state)}'
+        f'  cause {state.value(REASONING, "cause", "-")}  image age {age_text(state)}'
         f'  camera {camera_text(state)}  success {success_text(state)}')
 
 
@@ -59,14 +60,15 @@ def table(state: RunState, seconds: float | None, limit_s: float) -> Group:
         Text(f'{cause} {count}', style=CAUSE_STYLES.get(cause, 'red'))
         for cause, count in state.causes.most_common())
     cpu = '  '.join(f'{name} {state.cpu_percent.get(name, 0):.0f} %' for name in NODES)
-    cause_style = CAUSE_STYLES.get(state.last_cause, 'red')
+    # Tick, decision and cause are of one message: of different ones they would contradict.
+    cause = state.value(REASONING, 'cause', '-')
     for label, content in (
         ('time', 'starting' if seconds is None else f'{seconds:.1f} of {limit_s:.0f} s'),
         ('instruction', Text(state.value(SIM, 'instruction', 'waiting for the nodes'),
                              style='bold')),
-        ('tick', f'{state.causes.total()}'),
+        ('tick', state.value(REASONING, 'tick', '-')),
         ('decision', decision_text(state)),
-        ('cause', Text(state.last_cause or '-', style=cause_style)),
+        ('cause', Text(cause, style=CAUSE_STYLES.get(cause, 'red'))),
         ('actions', causes),
         ('image age', age_text(state)),
         ('camera', camera_text(state)),

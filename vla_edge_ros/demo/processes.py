@@ -66,7 +66,7 @@ class NodeProcesses:
         """
         for name, child in self._children.items():
             if child.poll() is not None:
-                raise NodeFailed(self.describe(name, f'ended with code {child.returncode}'))
+                raise NodeFailed(self.describe(name, _end_text(child.returncode)))
 
     def end_all(self) -> None:
         """
@@ -82,7 +82,7 @@ class NodeProcesses:
             if code is None:
                 raise NodeFailed(self.describe(name, f'did not end within {END_TIMEOUT_S:.0f} s'))
             if code:
-                raise NodeFailed(self.describe(name, f'ended with code {code}'))
+                raise NodeFailed(self.describe(name, _end_text(code)))
 
     def _end_all(self) -> dict[str, int | None]:
         """Return the exit codes, None for a child that had to be killed."""
@@ -117,6 +117,17 @@ class NodeProcesses:
         path = self._log_directory / f'{name}.log'
         lines = path.read_text(errors='replace').splitlines()[-TAIL_LINES:]
         return '\n'.join([f'{name} {what}; the end of {path}:', *(f'  {x}' for x in lines)])
+
+
+def _end_text(code: int) -> str:
+    """Return how a child ended; a negative code is the signal that did it."""
+    if code >= 0:
+        return f'ended with code {code}'
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f'signal {-code}'
+    return f'was killed ({name})'
 
 
 class CpuMeter:

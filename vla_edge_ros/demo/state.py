@@ -24,7 +24,6 @@ class RunState:
     values: dict[str, dict[str, str]] = field(default_factory=dict)
     ages_ms: deque[float] = field(default_factory=lambda: deque(maxlen=AGES_SHOWN))
     causes: Counter[str] = field(default_factory=Counter)
-    last_cause: str = ''
     cpu_percent: dict[str, float] = field(default_factory=dict)
 
     def on_status(self, name: str, message: str, values: Mapping[str, str]) -> None:
@@ -37,7 +36,6 @@ class RunState:
     def on_observation(self, action_ns: int, image_ns: int, cause: str) -> None:
         """Take the stamps of one published action, ROS time, ns."""
         self.causes[cause] += 1
-        self.last_cause = cause
         if image_ns > 0:
             self.ages_ms.append((action_ns - image_ns) / 1e6)
 

@@ -102,7 +102,8 @@ def run_node(module: str, class_name: str) -> int:
     ----------
     module, class_name : str
         Where the node's class lives. It is built as ``cls(interruptible)`` and offers ``close()``,
-        which joins its threads and gives everything back.
+        which joins its threads and gives everything back. A callback of it may raise
+        ``SystemExit``, which ends the process in the same order.
 
     Returns
     -------
