@@ -1,10 +1,12 @@
 """The network as trained and the policy as run are the same function."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 
+from vla_edge_ros import cli
 from vla_edge_ros.lab.train.dataset import sample_histories
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
@@ -97,3 +99,21 @@ def test_an_interrupted_training_run_ends_with_the_weights_of_an_uninterrupted_o
     straight = (tmp_path / 'straight' / 'model.safetensors').read_bytes()
     assert (tmp_path / 'resumed' / 'model.safetensors').read_bytes() == straight
     assert json.loads((tmp_path / 'resumed' / 'training.json').read_text())['first_step'] == 3
+
+
+def test_missing_torch_is_one_line_that_works_in_this_checkout(tmp_path, monkeypatch, capsys):
+    """The package is not on any index, so that its extra cannot be installed by name."""
+    monkeypatch.setitem(sys.modules, 'torch', None)
+    words = ['train', '--out', str(tmp_path / 'out'), '--work', str(tmp_path / 'work')]
+    assert cli.run(words, StopRequest()) == 2
+    error = capsys.readouterr().err
+    assert '.venv/bin/pip install -c requirements/constraints.txt torch' in error
+    assert error.count('\n') == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('option', ['--out', '--work'])
+def test_folder_that_cannot_be_written_to_is_refused_before_the_films(option, monkeypatch, capsys):
+    """Hours later would be late."""
+    monkeypatch.setattr('vla_edge_ros.lab.train.train.train', None)
+    assert cli.run(['train', option, '/proc/none'], StopRequest()) == 2
+    assert capsys.readouterr().err.startswith(f'vla-edge: {option} must be a folder that can be ')

@@ -26,6 +26,7 @@ from vla_edge_ros.lab.train.tokenizer import (
     TEXT_TOKENS,
 )
 from vla_edge_ros.nodes.process import StopRequest
+from vla_edge_ros.outputs import check_folder, FOLDERS_ARE_MADE
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.sim.scene import WORKSPACE_X, WORKSPACE_Y
@@ -34,6 +35,9 @@ BINS = 256
 LABEL_SIGMA_BINS = 2.5  # targets are Gaussians over bins: near misses are nearly right
 EARLY_TOKEN_WEIGHTS = (2.0, 2.0, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0)
 VALIDATION_BATCH = 64
+TORCH_RULE = (
+    'must find PyTorch: .venv/bin/pip install -c requirements/constraints.txt torch; '
+    'outside this checkout: pip install torch')
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,7 @@ def train(
         try:
             import torch
         except ImportError:
-            rule = "must find PyTorch: pip install 'vla-edge-ros[train]'"
-            raise BackendUnavailable('train', rule, 'no torch') from None
+            raise BackendUnavailable('train', TORCH_RULE, 'no torch') from None
         from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 
         from vla_edge_ros.lab.train import checkpoint
@@ -223,9 +226,10 @@ def _validate(network, data, settings: TrainSettings) -> list[float]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``vla-edge train``."""
-    parser.add_argument('--out', type=Path, default=Path('out/policy'), help='checkpoint folder')
+    parser.add_argument('--out', type=Path, default=Path('out/policy'),
+                        help=f'checkpoint folder; {FOLDERS_ARE_MADE}')
     parser.add_argument('--work', type=Path, default=Path('out/train'),
-                        help='films and resumable state')
+                        help=f'films and resumable state; {FOLDERS_ARE_MADE}')
     helps = {
         'streams': 'films to train on', 'validation': 'films kept apart',
         'frames': 'frames a film', 'steps': 'optimizer steps', 'batch': 'films a step',
@@ -250,18 +254,11 @@ def run(arguments: argparse.Namespace, stop: StopRequest) -> int:
             raise ConfigError('--' + name.replace('_', '-'), 'must be > 0', value)
     if settings.seed < 0:
         raise ConfigError('--seed', 'must be >= 0', settings.seed)
+    check_folder(
+        '--out', arguments.out, 'config.json', 'model.safetensors', 'tokenizer.json',
+        'training.json')
+    check_folder('--work', arguments.work)
     figures = train(
         settings, arguments.out, arguments.work, arguments.device, arguments.workers, stop)
     print(f'wrote {arguments.out}; bins off on unseen films: {figures["validation_bins_off"]}')
     return 0
-
-
-def main() -> int:
-    """Run as ``python -m vla_edge_ros.lab.train.train``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    return run(parser.parse_args())
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())
