@@ -1,6 +1,5 @@
 """The demo's parts: children that never outlive it, counts that agree, a view of any terminal."""
 
-from argparse import ArgumentParser
 import io
 import os
 from pathlib import Path
@@ -14,12 +13,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from vla_edge_ros.demo import demo as demo_module
 from vla_edge_ros.demo.live_view import line, LINE_PERIOD_S, LiveView
 from vla_edge_ros.demo.processes import CpuMeter, NodeFailed, NodeProcesses
 from vla_edge_ros.demo.state import CAMERA, REASONING, RunState, SIM
-from vla_edge_ros.errors import ConfigError, TransportError
-from vla_edge_ros.nodes.process import StopRequest
 
 PATIENT = (
     'import signal, sys, time\n'
@@ -210,20 +206,6 @@ def test_cpu_meter_tells_busy_from_idle(tmp_path):
             time.sleep(0.01)
         use = meter.read()
     assert use[REASONING] > 2 * use[CAMERA]
-
-
-def options(*words: str):
-    parser = ArgumentParser()
-    demo_module.add_arguments(parser)
-    return parser.parse_args(words)
-
-
-def test_bad_options_are_refused_before_anything_starts(tmp_path):
-    with pytest.raises(ConfigError, match='--seconds must be in 1..86400 s, got 0.0'):
-        demo_module.run(options('--seconds', '0'), StopRequest())
-    (tmp_path / 'file').write_text('')
-    with pytest.raises(TransportError, match='--out must be a folder'):
-        demo_module.run(options('--out', str(tmp_path / 'file' / 'demo')), StopRequest())
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

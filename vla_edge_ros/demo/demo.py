@@ -15,9 +15,10 @@ from pathlib import Path
 import sys
 import time
 
+from vla_edge_ros.demo.options import check_options
 from vla_edge_ros.demo.processes import CpuMeter, NodeFailed, NodeProcesses
 from vla_edge_ros.demo.state import CAMERA, REASONING, RunState, SIM
-from vla_edge_ros.errors import BackendUnavailable, ConfigError, TransportError
+from vla_edge_ros.errors import BackendUnavailable
 from vla_edge_ros.nodes.environment import (
     free_domain_id,
     node_command,
@@ -25,6 +26,7 @@ from vla_edge_ros.nodes.environment import (
     share_directory,
 )
 from vla_edge_ros.nodes.process import StopRequest
+from vla_edge_ros.outputs import FOLDERS_ARE_MADE
 
 START_LIMIT_S = 120.0
 """Loading and compiling on a slow machine."""
@@ -38,6 +40,7 @@ DEACTIVATE_LIMIT_S = 10.0
 POLL_S = 0.05
 PERIOD_MS = 1000.0 / 30.0
 FILM = 'robot.webp'
+OUTPUTS = ('summary.json', 'report.html', FILM, 'trace.csv', 'states.npz')
 TUNING = 'tiny.yaml'
 
 Wait = Callable[[Callable[[], bool], float], bool]
@@ -46,8 +49,9 @@ Wait = Callable[[Callable[[], bool], float], bool]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``vla-edge demo``."""
     parser.add_argument('--seconds', type=float, default=30.0, help='length of the run')
-    parser.add_argument('--out', type=Path, default=Path('out/demo'), help='folder for results')
-    parser.add_argument('--instruction', default='',
+    parser.add_argument('--out', type=Path, default=Path('out/demo'),
+                        help=f'folder for results; {FOLDERS_ARE_MADE}')
+    parser.add_argument('--instruction',
                         help='one instruction for all episodes; otherwise drawn anew each time')
     parser.add_argument('--policy', default='', metavar='FOLDER',
                         help='checkpoint; the embedded one by default')
@@ -58,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge demo``."""
-    if not 1.0 <= options.seconds <= 86400.0:
-        raise ConfigError('--seconds', 'must be in 1..86400 s', options.seconds)
+    with stop.interruptible():
+        check_options(options, OUTPUTS)
     try:
         demo = Demo(options, stop)
         demo.run_nodes()
@@ -88,17 +92,11 @@ class Demo:
         self._stop = stop
         self._state = RunState()
         self._out: Path = options.out.resolve()
-        try:
-            self._out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            rule = f'must be a folder that can be written to ({error.strerror})'
-            raise TransportError('--out', rule, str(options.out)) from None
         self._trace = self._out / 'trace.csv'
         self._states = self._out / 'states.npz'
-        for name in ('summary.json', 'report.html', FILM):
+        self._out.mkdir(parents=True, exist_ok=True)
+        for name in OUTPUTS:
             (self._out / name).unlink(missing_ok=True)
-        self._trace.unlink(missing_ok=True)
-        self._states.unlink(missing_ok=True)
         # A checkpoint of the user's own comes with its own needs.
         tuning = share_directory() / 'config' / TUNING
         self._tuning = () if options.policy else ('--params-file', str(tuning))
@@ -155,7 +153,7 @@ class Demo:
         # the first images, and a loop without a camera has ticks with nothing to look at.
         wait(lambda: CAMERA in state.messages, START_LIMIT_S)
         nodes.start(SIM, node_command(
-            SIM, *self._tuning, seed=options.seed, instruction=options.instruction,
+            SIM, *self._tuning, seed=options.seed, instruction=options.instruction or '',
             wait_for_subscribers=2 if options.record else 1, run_seconds=seconds + CAMERA_LEAD_S,
             state_log_path=str(self._states)))
         if not wait(lambda: state.count(CAMERA, 'received') > 0, START_LIMIT_S):
