@@ -6,6 +6,12 @@ import re
 import pytest
 
 from vla_edge_ros.cli import COMMANDS
+from vla_edge_ros.nodes.conversions import ENCODINGS
+from vla_edge_ros.policy.policy import DEFAULT_POLICY
+from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.runtime.action_queue import Cause
+from vla_edge_ros.runtime.admission import Reason
+from vla_edge_ros.sim.scene import COLOURS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -37,3 +43,38 @@ def test_every_file_it_names_exists():
         assert (ROOT / name).is_file(), name
     for name in re.findall(r'\b(?:\w+\.launch\.py|config/\w+\.\w+)', README):
         assert (ROOT / name).is_file() or (ROOT / 'launch' / name).is_file(), name
+
+
+def table(head):
+    """Return the names in the first column of a table."""
+    rows = README.split(f'| {head} |')[1].split('\n\n')[0].splitlines()[2:]
+    return [name for row in rows for name in re.findall(r'`(\w+)`', row.split('|')[1])]
+
+
+def test_tables_explain_every_cause_and_every_reason_once():
+    assert sorted(table('cause')) == sorted(cause.value for cause in Cause)
+    assert sorted(table('reason')) == sorted(reason.value for reason in Reason)
+
+
+def test_it_lists_the_encodings_colours_and_prompt_tokens_of_the_code():
+    listing = README.split('Raw encodings: ')[1].split('.\n')[0]
+    assert re.findall(r'`(\w+)`', listing) == list(ENCODINGS)
+    tokens = PolicyConfig.load(DEFAULT_POLICY).prompt_slots
+    rule = f'names exactly one of {", ".join(COLOURS)} and has at most {tokens} prompt tokens'
+    assert rule.replace(', yellow', ' and yellow') in ' '.join(README.split())
+
+
+def test_it_tells_the_quality_of_service_of_the_code():
+    pytest.importorskip('rclpy')
+    from rclpy.qos import qos_profile_sensor_data, ReliabilityPolicy
+
+    from vla_edge_ros.nodes.camera import IMAGES
+    from vla_edge_ros.nodes.messages import LATCHED
+
+    for topic, profile in (
+        ('camera/image_raw', IMAGES), ('instruction', LATCHED),
+        ('joint_states', qos_profile_sensor_data),
+    ):
+        row = next(line for line in README.splitlines() if line.startswith(f'| in | `{topic}`'))
+        kind = {ReliabilityPolicy.BEST_EFFORT: 'best effort'}.get(profile.reliability, 'reliable')
+        assert row.split('|')[4].strip().startswith(f'{kind}, {profile.depth}')
