@@ -21,7 +21,8 @@ HOT = frozenset({
     'decode_qkv', 'decode_attention', 'decode_output', 'decode_mlp', 'decode_down', 'decode_head',
     'prefill_qkv', 'prefill_attention', 'prefill_mlp', 'prefill_partial',
 })  # fmt: skip
-_SOURCES = ('compiler.py', 'constants.py', 'program.py', 'ptx.py')
+_SOURCES = ('attention.py', 'compiler.py', 'constants.py', 'decode.py', 'device.py', 'prefill.py',
+            'program.py', 'ptx.py', 'tensor.py')  # fmt: skip
 _VERSIONS = ('numba-cuda', 'numba', 'llvmlite', 'nvidia-nvjitlink')
 
 
@@ -77,6 +78,9 @@ def compile_program(capability: tuple[int, int], head_dim: int, report=None) -> 
                 if report is not None:
                     report(done, len(kernels), name)
                 ptx, _ = cuda.compile_ptx(function, signature, cc=capability)
+                limit = program.MAX_REGISTERS.get(name)
+                if limit:
+                    ptx = re.sub(r'(\.visible \.entry [^{]*\))', rf'\1\n.maxnreg {limit}', ptx)
                 entries[name] = re.search(r'\.visible \.entry (\w+)', ptx)[1]
                 data = ptx.encode()
                 nvjitlink.add_data(
@@ -172,11 +176,14 @@ def _resources(log: str, entries: dict[str, str]) -> dict[str, Resources]:
     """Read the linker's report on every entry."""
     found = {}
     for name, entry in entries.items():
-        part = log.partition(f"'{entry}'")[2].partition('Compiling entry function')[0]
-        registers = re.search(r'Used (\d+) registers', part)
-        shared = re.search(r'(\d+) bytes smem', part)
-        spills = re.search(r'(\d+) bytes spill stores, (\d+) bytes spill loads', part)
+        parts = [part.partition('\n')[2][:600] for part in log.split(f"'{entry}'")[1:]]
+        text = '\n'.join(part.partition('_ZN')[0] for part in parts)
+        registers = re.search(r'[Uu]sed (\d+) registers', text)
+        shared = re.search(r'(\d+) bytes smem', text)
+        spills = re.search(r'(\d+) bytes spill stores, (\d+) bytes spill loads', text)
+        if not registers:
+            raise RuntimeError(f'the linker says nothing about {name}')
         found[name] = Resources(
-            int(registers[1]) if registers else -1, int(shared[1]) if shared else 0,
+            int(registers[1]), int(shared[1]) if shared else 0,
             int(spills[1]) + int(spills[2]) if spills else 0)
     return found

@@ -8,18 +8,31 @@ TILE_BYTES = 2 * FRAGMENT_BYTES
 """Sixteen rows of one step."""
 WARPS = 8
 THREADS = 32 * WARPS
+SUMS = WARPS * 16
+"""Sums of one tile of one column: sixteen rows of every warp."""
+BATCH = 16
+"""Tiles whose sums wait in shared memory together."""
 PREFILL_WARPS = 4
 """Warps of an attention block that keeps all sixteen rows."""
+DECODE_ROWS = 8
+"""Query heads of a KV head that the attention of one token keeps; more take that of prefill."""
 TOKENS = 32
 """The most tokens of one prefill launch."""
+TOKEN_TILES = TOKENS // 8
+SUM_PADDING = 8
+"""Numbers between two rows of sums in shared memory, so that lanes meet no bank twice."""
 STATE_WORDS = 16
 CONTEXT, NEW_TOKENS, FIRST_TOKEN, FIRST_ROW, NUM_ROWS, ARRANGE_FROM = range(6)
 """Words of the state: context slots, new tokens, the token fed first, the rows of the head to
 choose from, and the first rank to arrange; the slot of each rank follows behind STATE_WORDS."""
 MAX_SPLITS = 16
 """Parts the keys of one head are attended in."""
-MAX_HEADS = 128
 MAX_CHUNKS = 16
-"""Parts the depth of a product is split in during prefill."""
+"""Parts the depth of a product is split in, for different blocks."""
+MAX_HEADS = 128
+MAX_CANDIDATES = 4096
+"""Blocks of the head at most; each leaves its best row."""
 INNER_SCALE = 1 / 16
 """Of the activations between the two MLP matrices, so that float16 holds them up to a million."""
+ARRANGE_RANKS = 32
+"""Ranks that one unit of ``arrange`` rotates."""

@@ -127,11 +127,6 @@ class Device:
         key = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call(name, self._cu.cuFuncSetAttribute(self._functions[name], key, num_bytes))
 
-    def blocks_per_processor(self, name: str, threads: int, shared_bytes: int) -> int:
-        """Return how many blocks of a kernel one multiprocessor holds at once."""
-        return self._call(name, self._cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            self._functions[name], threads, shared_bytes))
-
     def prepare(
         self, name: str, grid: Sequence[int], threads: int, kinds: str, *values, shared: int = 0
     ) -> Launch:
@@ -158,8 +153,7 @@ class Device:
             attribute.id = (
                 cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
             attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs = [attribute]
-            config.numAttrs = 1
+            config.attrs, config.numAttrs = [attribute], 1
         self._call('launching', cu.cuLaunchKernelEx(
             config, launch.function, (launch.values, launch.types), 0))
 

@@ -5,6 +5,7 @@ import numpy as np
 from vla_edge_ros.errors import ConfigError, WeightsError
 from vla_edge_ros.kernels.bfloat16 import to_float32
 from vla_edge_ros.kernels.cuda.constants import (
+    MAX_CANDIDATES,
     MAX_CHUNKS,
     MAX_HEADS,
     MAX_SPLITS,
@@ -13,9 +14,6 @@ from vla_edge_ros.kernels.cuda.constants import (
     TOKENS,
 )
 from vla_edge_ros.kernels.memory_plan import Buffer
-
-MAX_CANDIDATES = 4096
-"""Blocks of the head at most."""
 
 
 def check_config(config) -> None:
@@ -36,9 +34,14 @@ def check_config(config) -> None:
     ):
         if value % multiple:
             raise ConfigError(name, f'must be a multiple of {multiple} on backend cuda', value)
-    if config.num_attention_heads > MAX_HEADS:
-        rule = f'must be <= {MAX_HEADS} on backend cuda'
-        raise ConfigError('num_attention_heads', rule, config.num_attention_heads)
+    for name, value, most in (
+        ('num_attention_heads', config.num_attention_heads, MAX_HEADS),
+        # A block holds a row of them in 36 KiB of shared memory.
+        ('hidden_size', config.hidden_size, 3680),
+        ('intermediate_size', config.intermediate_size, 18432),
+    ):
+        if value > most:
+            raise ConfigError(name, f'must be <= {most} on backend cuda', value)
 
 
 def tiles(rows: int) -> int:
@@ -153,3 +156,10 @@ def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -
 def rank_capacity(total_slots: int) -> int:
     """Return the ranks kept: all slots, in whole steps of attention."""
     return -(-total_slots // 16) * 16
+
+
+def rotary_tables(config, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return cosine and sine float32 [ranks, head_dim / 2] of every rotary angle."""
+    half = config.head_dim // 2
+    angles = np.arange(ranks)[:, None] * config.rope_theta ** (-np.arange(half) / half)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

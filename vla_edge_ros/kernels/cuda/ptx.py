@@ -1,23 +1,16 @@
 """
-What the CUDA kernels say in PTX: tensor-core products, attention of one warp, small conversions.
+Blocks of PTX as functions for Numba kernels: conversions, copies, sums, launch control.
 
 Every function here is one block of inline assembly, generated for its constants, and is called
 from Numba kernels like any device function. Addresses are int64 (uint64 would become float64 in
 Numba's arithmetic), shared memory addresses int32.
-
-A product is ``mma.sync`` with float16 operands and float32 sums. Which element of a row is
-called which ``k`` by the instruction is free as long as both operands agree: lane ``t`` of a
-quad holds eight neighbours, so that one 128-bit load feeds two instructions. Matrices lie in
-*fragment order* (``layout.py``), in which such a load of a warp is contiguous.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
-
-from vla_edge_ros.kernels.cuda.constants import FRAGMENT_BYTES, STEP, TILE_BYTES
 
 TENSOR_16 = (8, 0)
 """Compute capability from which one instruction takes 16 elements of k; before, 8."""
@@ -96,239 +89,26 @@ def shared_address(typing_context, array, index):
     return types.int32(array, types.int32), codegen
 
 
-def _mma(total: str, a: Sequence[str], b: Sequence[str], capability) -> Iterator[str]:
-    """Yield ``total += a @ b`` for 16 x 16 by 16 x 8; ``total`` names four float registers."""
-    sums = '{' + ', '.join(f'{total}{i}' for i in range(4)) + '}'
-    if capability >= TENSOR_16:
-        yield (f'mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {sums}, '
-               f'{{{", ".join(a)}}}, {{{", ".join(b)}}}, {sums};')
-        return
-    for half in (0, 1):
-        yield (f'mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {sums}, '
-               f'{{{a[2 * half]}, {a[2 * half + 1]}}}, {{{b[half]}}}, {sums};')
+@intrinsic
+def generic_address(typing_context, array, index):
+    """Return the address int64 of element ``index`` of a shared array or of a pointer."""
+
+    def codegen(context, builder, signature, values):
+        kind = signature.args[0]
+        if isinstance(kind, types.CPointer):
+            data, width = values[0], kind.dtype.bitwidth
+        else:
+            data = context.make_array(kind)(context, builder, values[0]).data
+            width = kind.dtype.bitwidth
+        start = builder.ptrtoint(data, ir.IntType(64))
+        return builder.add(start, builder.mul(values[1], ir.Constant(ir.IntType(64), width // 8)))
+
+    return types.int64(array, types.int64), codegen
 
 
-def _block(lines: Sequence[str]) -> str:
+def block_of(lines: Sequence[str]) -> str:
+    """Return lines of PTX as one block with registers and labels of its own."""
     return '{\n' + '\n'.join(lines) + '\n}'
-
-
-def make_product(columns: int, depth: int, capability: tuple[int, int]):
-    """
-    Return ``product(weights, x, steps, out)``: what one warp adds to 16 rows.
-
-    The warp keeps ``depth`` steps of weights in flight. With ``columns`` 1, ``x`` is the int32
-    address of plain float16 in shared memory, and lanes 0, 4, 8 ... store the sums of rows
-    ``lane // 4`` and ``lane // 4 + 8``. Otherwise ``x`` is the int64 address of this lane's part
-    of fragments, and every sum is stored, ``out`` being float32 [16, columns].
-
-    Parameters
-    ----------
-    columns : int
-        1, or a multiple of 8.
-    depth : int
-        Steps loaded ahead.
-    capability : (int, int)
-        Compute capability compiled for.
-
-    Returns
-    -------
-    intrinsic
-        ``weights`` int64: address of this lane's first 16 bytes; ``steps`` int32; ``out`` int32:
-        address of this lane's first sum in shared memory.
-
-    """
-    single = columns == 1
-    tiles = 1 if single else columns // 8
-    # Two sets of sums halve the chain of dependent instructions of a single column.
-    sets = 2 if single else 1
-    x_step, where = (2 * STEP, 'shared') if single else (tiles * FRAGMENT_BYTES, 'global')
-    x_kind = 'b32' if single else 'b64'
-    wide = 'u32' if single else 'u64'
-    lines = [
-        '.reg .pred p;', '.reg .s32 n;', '.reg .b64 w;', f'.reg .{x_kind} x;',
-        f'.reg .b32 a<{8 * depth}>;', f'.reg .b32 b<{4 * tiles}>;',
-        f'.reg .f32 {", ".join(f"c{s}_{t}_{i}" for s in range(sets) for t in range(tiles) for i in range(4))};',
-        'mov.b64 w, $0;', f'mov.{x_kind} x, $1;', 'mov.s32 n, $2;',
-    ]  # fmt: skip
-    sums = [f'c{s}_{t}_{i}' for s in range(sets) for t in range(tiles) for i in range(4)]
-    lines += [f'mov.f32 {name}, 0f00000000;' for name in sums]
-
-    def load(slot, step, guard='p'):
-        for half in (0, 1):
-            names = ', '.join(f'a{8 * slot + 4 * half + i}' for i in range(4))
-            offset = step * TILE_BYTES + half * FRAGMENT_BYTES
-            yield f'@{guard} ld.global.nc.L1::no_allocate.v4.b32 {{{names}}}, [w+{offset}];'
-
-    for slot in range(depth):
-        lines += [f'setp.gt.s32 p, n, {slot};', *load(slot, slot)]
-    lines += ['NEXT:']
-    for slot in range(depth):
-        lines += [f'setp.le.s32 p, n, {slot};', '@p bra DONE;']
-        for tile in range(tiles):
-            names = ', '.join(f'b{4 * tile + i}' for i in range(4))
-            offset = slot * x_step + tile * FRAGMENT_BYTES * (not single)
-            lines += [f'ld.{where}.v4.b32 {{{names}}}, [x+{offset}];']
-        a = [f'a{8 * slot + i}' for i in range(8)]
-        for tile in range(tiles):
-            b = [f'b{4 * tile + i}' for i in range(4)]
-            lines += _mma(f'c0_{tile}_', (a[0], a[4], a[1], a[5]), b[:2], capability)
-            lines += _mma(f'c{sets - 1}_{tile}_', (a[2], a[6], a[3], a[7]), b[2:], capability)
-        lines += [f'setp.gt.s32 p, n, {slot + depth};', *load(slot, slot + depth)]
-    lines += [
-        f'add.s64 w, w, {depth * TILE_BYTES};', f'add.{wide} x, x, {depth * x_step};',
-        f'sub.s32 n, n, {depth};', 'bra NEXT;', 'DONE:',
-    ]  # fmt: skip
-    if single:
-        lines += [f'add.f32 c0_0_{i}, c0_0_{i}, c1_0_{i};' for i in (0, 2)]
-        lines += [
-            '.reg .b32 lane;', 'mov.u32 lane, %laneid;', 'and.b32 lane, lane, 3;',
-            'setp.eq.s32 p, lane, 0;',
-            '@p st.shared.f32 [$3], c0_0_0;', '@p st.shared.f32 [$3+32], c0_0_2;',
-        ]  # fmt: skip
-    else:
-        for tile in range(tiles):
-            for half in (0, 1):
-                offset = 4 * (half * 8 * columns + tile * 8)
-                pair = f'{{c0_{tile}_{2 * half}, c0_{tile}_{2 * half + 1}}}'
-                lines += [f'st.shared.v2.f32 [$3+{offset}], {pair};']
-    x_type = types.int32 if single else types.int64
-    return assembly(_block(lines), (types.int64, x_type, types.int32, types.int32))
-
-
-def make_attend(head_dim: int, both: bool, capability: tuple[int, int]):
-    """
-    Return what one warp of attention does: 16 query rows against its share of the keys.
-
-    ``attend(q, k, v, start, stop, stride, limits, out, sums)``; scores are in the base-2 logarithm,
-    the scale being part of the queries. A running maximum keeps the exponentials in range.
-    Stores, unscaled, float32 [16, head_dim] to ``out``, and (maximum, sum) of every row to
-    ``sums`` float32 [16, 2].
-
-    Parameters
-    ----------
-    head_dim : int
-        A multiple of 32.
-    both : bool
-        Store rows 8 to 15 too.
-    capability : (int, int)
-        Compute capability compiled for.
-
-    Returns
-    -------
-    intrinsic
-        ``q`` int64: this lane's part of row ``lane // 4`` [head_dim] float16; ``k`` int64: the
-        same of key ``lane // 4``; ``v`` int64: this lane's part of the pairs [keys / 2,
-        head_dim, 2]; ``start, stop, stride`` int32: keys, multiples of 16; ``limit_low``,
-        ``limit_high`` int32: the last key that rows ``lane // 4`` and ``lane // 4 + 8`` see;
-        ``out, sums`` int32: this lane's first addresses in shared memory.
-
-    """
-    blocks = head_dim // 32
-    outputs = [f'o{n}_{i}' for n in range(4 * blocks) for i in range(4)]
-    row_bytes = 2 * head_dim
-    lines = [
-        '.reg .pred p;', '.reg .b64 k, v, kk, vv;', '.reg .s32 i, c, d;', '.reg .b32 t;',
-        f'.reg .b32 q<{8 * blocks}>;', '.reg .b32 b<8>, f<4>;', '.reg .f32 s<8>;',
-        f'.reg .f32 {", ".join(outputs)};', '.reg .f32 m0, m1, l0, l1, x0, x1, y;',
-        'mov.u32 t, %laneid;', 'and.b32 t, t, 3;',
-        'mov.f32 m0, 0fF149F2CA;', 'mov.f32 m1, 0fF149F2CA;',
-        'mov.f32 l0, 0f00000000;', 'mov.f32 l1, 0f00000000;',
-        *(f'mov.f32 {name}, 0f00000000;' for name in outputs),
-    ]  # fmt: skip
-    for block in range(blocks):
-        for half in (0, 1):
-            names = ', '.join(f'q{8 * block + 4 * half + i}' for i in range(4))
-            lines += [f'ld.global.v4.b32 {{{names}}}, [$0+{64 * block + half * 8 * row_bytes}];']
-    lines += [
-        'mov.s32 i, $3;', 'NEXT:', 'setp.ge.s32 p, i, $4;', '@p bra DONE;',
-        f'mul.wide.s32 kk, i, {row_bytes};', 'add.s64 kk, kk, $1;',
-        f'mul.wide.s32 vv, i, {row_bytes};', 'add.s64 vv, vv, $2;',
-        *(f'mov.f32 s{n}, 0f00000000;' for n in range(8)),
-    ]  # fmt: skip
-    for block in range(blocks):
-        q = [f'q{8 * block + n}' for n in range(8)]
-        for tile in (0, 1):
-            names = ', '.join(f'b{4 * tile + n}' for n in range(4))
-            offset = 64 * block + tile * 8 * row_bytes
-            lines += [f'ld.global.v4.b32 {{{names}}}, [kk+{offset}];']
-        for tile in (0, 1):
-            b = [f'b{4 * tile + n}' for n in range(4)]
-            total = ('s', 4 * tile)
-            lines += _scores(total, (q[0], q[4], q[1], q[5]), b[:2], capability)
-            lines += _scores(total, (q[2], q[6], q[3], q[7]), b[2:], capability)
-    # Hide the keys that a row may not see.
-    lines += ['shl.b32 c, t, 1;', 'add.s32 c, c, i;']
-    for tile in (0, 1):
-        for column in (0, 1):
-            lines += [f'add.s32 d, c, {8 * tile + column};']
-            for half, limit in ((0, '$6'), (1, '$7')):
-                name = f's{4 * tile + 2 * half + column}'
-                lines += [f'setp.gt.s32 p, d, {limit};', f'@p mov.f32 {name}, 0fFF800000;']
-    for half in (0, 1):
-        mine = [f's{4 * tile + 2 * half + column}' for tile in (0, 1) for column in (0, 1)]
-        lines += [f'mov.f32 x{half}, m{half};']
-        lines += [f'max.f32 x{half}, x{half}, {name};' for name in mine]
-        for distance in (1, 2):
-            lines += [
-                f'shfl.sync.bfly.b32 y, x{half}, {distance}, 31, 0xffffffff;',
-                f'max.f32 x{half}, x{half}, y;',
-            ]
-        lines += [
-            f'sub.f32 y, m{half}, x{half};', f'mov.f32 m{half}, x{half};', 'ex2.approx.ftz.f32 y, y;',
-            f'mul.f32 l{half}, l{half}, y;',
-            *(f'mul.f32 o{n}_{i}, o{n}_{i}, y;'
-              for n in range(4 * blocks) for i in (2 * half, 2 * half + 1)),
-        ]  # fmt: skip
-        for name in mine:
-            lines += [
-                f'sub.f32 {name}, {name}, m{half};', f'ex2.approx.ftz.f32 {name}, {name};',
-                f'add.f32 l{half}, l{half}, {name};',
-            ]  # fmt: skip
-    for tile in (0, 1):
-        for half in (0, 1):
-            low = 4 * tile + 2 * half
-            lines += [*_pack(f'f{2 * tile + half}', f's{low}', f's{low + 1}', capability)]
-    for block in range(blocks):
-        for pair in (0, 1):
-            names = ', '.join(f'b{4 * pair + n}' for n in range(4))
-            offset = 128 * block + pair * 8 * row_bytes
-            lines += [f'ld.global.v4.b32 {{{names}}}, [vv+{offset}];']
-        for n in range(4):
-            lines += _mma(
-                f'o{4 * block + n}_', ('f0', 'f1', 'f2', 'f3'), (f'b{n}', f'b{4 + n}'), capability)
-    lines += ['add.s32 i, i, $5;', 'bra NEXT;', 'DONE:']
-    for half in (0, 1):
-        for distance in (1, 2):
-            lines += [
-                f'shfl.sync.bfly.b32 y, l{half}, {distance}, 31, 0xffffffff;',
-                f'add.f32 l{half}, l{half}, y;',
-            ]
-    lines += ['setp.eq.s32 p, t, 0;']
-    for half in (0, 1) if both else (0,):
-        for block in range(blocks):
-            for column in (0, 1):
-                names = ', '.join(f'o{4 * block + n}_{2 * half + column}' for n in range(4))
-                offset = half * 32 * head_dim + 128 * block + 16 * column
-                lines += [f'st.shared.v4.f32 [$8+{offset}], {{{names}}};']
-        lines += [f'@p st.shared.v2.f32 [$9+{64 * half}], {{m{half}, l{half}}};']
-    arguments = (types.int64,) * 3 + (types.int32,) * 7
-    return assembly(_block(lines), arguments)
-
-
-def _scores(total, a, b, capability) -> Iterator[str]:
-    name, first = total
-    for line in _mma('#', a, b, capability):
-        yield line.replace('#0', f'{name}{first}').replace('#1', f'{name}{first + 1}').replace(
-            '#2', f'{name}{first + 2}').replace('#3', f'{name}{first + 3}')
-
-
-def _pack(out: str, low: str, high: str, capability) -> Iterator[str]:
-    """Yield the rounding of two float32 to one register of two float16."""
-    if capability >= TENSOR_16:
-        yield f'cvt.rn.f16x2.f32 {out}, {high}, {low};'
-    else:
-        yield f'{{ .reg .b16 h0, h1; cvt.rn.f16.f32 h0, {low}; cvt.rn.f16.f32 h1, {high};'
-        yield f'mov.b32 {out}, {{h0, h1}}; }}'
 
 
 to_half = assembly(
@@ -342,15 +122,105 @@ to_float = assembly('cvt.f32.f16 $0, $1;', (types.uint16,), types.float32)
 
 exp2 = assembly('ex2.approx.ftz.f32 $0, $1;', (types.float32,), types.float32)
 
-prefetch = assembly('prefetch.global.L2 [$0];', (types.int64,))
-"""Bring the 128 bytes at an address closer; the warp does not wait."""
+def _over_bytes(line: str) -> str:
+    """Return PTX that runs ``line`` with ``o`` from $0 in steps of $1 while below $2."""
+    return block_of([
+        '.reg .pred p;', '.reg .s32 o;', '.reg .b32 s;', '.reg .b64 a;', 'mov.s32 o, $0;',
+        'NEXT:', 'setp.ge.s32 p, o, $2;', '@p bra DONE;', 'cvt.s64.s32 a, o;', 'add.s64 a, a, $3;',
+        line, 'add.s32 o, o, $1;', 'bra NEXT;', 'DONE:',
+    ])  # fmt: skip
 
 
-def make_dependent_launch(capability: tuple[int, int]):
+prefetch = assembly(
+    _over_bytes('prefetch.global.L2 [a];'), (types.int32, types.int32, types.int32, types.int64))
+"""``prefetch(first, stride, size, address)``: bring bytes closer; the warp does not wait."""
+
+
+def make_launch_control(capability: tuple[int, int]):
     """
-    Return what a kernel calls before it reads what the kernel ahead of it wrote.
+    Return ``signal()`` and ``wait()``, which do nothing where the processor cannot.
 
-    Lets the kernel behind it start early, too. Nothing where the processor cannot.
+    After ``signal`` of all its blocks the kernel behind may start; it must ``wait`` before it
+    reads what this one, or any before it, wrote.
     """
-    text = 'griddepcontrol.launch_dependents; griddepcontrol.wait;'
-    return assembly(text if capability >= DEPENDENT_LAUNCH else '', ())
+    able = capability >= DEPENDENT_LAUNCH
+    return tuple(
+        assembly(f'griddepcontrol.{what};' if able else '', ())
+        for what in ('launch_dependents', 'wait'))
+
+
+def make_copy(capability: tuple[int, int]):
+    """
+    Return ``copy(first, stride, size, address, shared)`` and ``arrived()``.
+
+    The first copies this thread's 16 bytes of every ``stride``, global int64 to shared int32; the
+    second waits for all of them, which are under way together except on older processors.
+    """
+    kinds = (types.int32, types.int32, types.int32, types.int64, types.int32)
+    if capability >= TENSOR_16:
+        line = 'add.s32 s, $4, o; cp.async.cg.shared.global [s], [a], 16;'
+        return assembly(_over_bytes(line), kinds), assembly('cp.async.wait_all;', ())
+    line = ('add.s32 s, $4, o; { .reg .b32 b<4>; ld.global.v4.b32 {b0, b1, b2, b3}, [a]; '
+            'st.shared.v4.b32 [s], {b0, b1, b2, b3}; }')  # fmt: skip
+    return assembly(_over_bytes(line), kinds), assembly('', ())
+
+
+load_float = assembly('ld.global.cg.f32 $0, [$1];', (types.int64,), types.float32)
+"""The float32 at an address, as another block may just have written it."""
+
+def make_mix(count: int):
+    """
+    Return ``mix(parts, stride, shares, num, out)``: a weighted sum of four neighbours of parts.
+
+    All loads of a thread are under way together. ``parts`` int64: address of the first part's
+    four float16; ``stride`` int64: bytes from part to part; ``shares`` int32: address of float32
+    [num] in shared memory; ``num`` int32 <= ``count``; ``out`` int64: generic address of the four
+    float16 results.
+    """
+    lines = [
+        '.reg .pred p;', '.reg .b64 a;', f'.reg .b32 v<{2 * count}>, low, high;',
+        '.reg .b16 h0, h1, h2, h3;', '.reg .f32 w, x, s0, s1, s2, s3;', 'mov.b64 a, $0;',
+        *(f'mov.f32 s{i}, 0f00000000;' for i in range(4)),
+    ]  # fmt: skip
+    for part in range(count):
+        lines += [
+            f'setp.gt.s32 p, $3, {part};',
+            f'@p ld.global.cg.v2.b32 {{v{2 * part}, v{2 * part + 1}}}, [a];', 'add.s64 a, a, $1;',
+        ]  # fmt: skip
+    for part in range(count):
+        lines += [
+            f'setp.le.s32 p, $3, {part};', '@p bra DONE;', f'ld.shared.f32 w, [$2+{4 * part}];',
+            f'mov.b32 {{h0, h1}}, v{2 * part};', f'mov.b32 {{h2, h3}}, v{2 * part + 1};',
+        ]  # fmt: skip
+        for i in range(4):
+            lines += [f'cvt.f32.f16 x, h{i};', f'fma.rn.f32 s{i}, w, x, s{i};']
+    lines += [
+        'DONE:', *(f'cvt.rn.f16.f32 h{i}, s{i};' for i in range(4)),
+        'mov.b32 low, {h0, h1};', 'mov.b32 high, {h2, h3};', 'st.v2.b32 [$4], {low, high};',
+    ]  # fmt: skip
+    kinds = (types.int64, types.int64, types.int32, types.int32, types.int64)
+    return assembly(block_of(lines), kinds)
+
+
+def make_sum(count: int):
+    """
+    Return ``add(parts, stride, num, out)``: four neighbours of float32 parts onto ``out``.
+
+    As :func:`make_mix`, with weights of one; ``out`` int32 is the address of four float32 in
+    shared memory, to which the parts are added in order.
+    """
+    lines = [
+        '.reg .pred p;', '.reg .b64 a;', f'.reg .f32 v<{4 * count}>, s<4>;', 'mov.b64 a, $0;',
+    ]  # fmt: skip
+    for part in range(count):
+        names = ', '.join(f'v{4 * part + i}' for i in range(4))
+        lines += [
+            f'setp.gt.s32 p, $2, {part};', f'@p ld.global.cg.v4.f32 {{{names}}}, [a];',
+            'add.s64 a, a, $1;',
+        ]  # fmt: skip
+    lines += ['ld.shared.v4.f32 {s0, s1, s2, s3}, [$3];']
+    for part in range(count):
+        lines += [f'setp.le.s32 p, $2, {part};', '@p bra DONE;']
+        lines += [f'add.f32 s{i}, s{i}, v{4 * part + i};' for i in range(4)]
+    lines += ['DONE:', 'st.shared.v4.f32 [$3], {s0, s1, s2, s3};']
+    return assembly(block_of(lines), (types.int64, types.int64, types.int32, types.int32))

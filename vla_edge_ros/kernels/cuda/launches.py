@@ -1,0 +1,220 @@
+"""Which kernels a prefill and a decode launch, with which grids and arguments."""
+
+from collections.abc import Mapping
+
+from vla_edge_ros.kernels.cuda import layout
+from vla_edge_ros.kernels.cuda.constants import (
+    DECODE_ROWS,
+    INNER_SCALE,
+    MAX_CANDIDATES,
+    MAX_CHUNKS,
+    MAX_SPLITS,
+    PREFILL_WARPS,
+    STATE_WORDS,
+    STEP,
+    THREADS,
+    TOKENS,
+    WARPS,
+)
+from vla_edge_ros.kernels.cuda.driver import Device, Launch
+
+_CACHE = 'ppppp'
+
+
+class Launches:
+    """
+    The launches of one engine, made of its addresses once.
+
+    Parameters
+    ----------
+    device : Device
+        With the kernels loaded.
+    config : TransformerConfig
+        Shape of the network.
+    plan : mapping of str to Buffer
+        What ``layout.memory_plan`` lists, by name.
+    at : mapping of str to int
+        Address of each of them, and of ``head``.
+    total_slots : int
+        Slots of the cache.
+
+    """
+
+    def __init__(self, device: Device, config, plan: Mapping, at: Mapping[str, int],
+                 total_slots: int):  # fmt: skip
+        self._device = device
+        self._config = config
+        self._plan = plan
+        self._at = at
+        self._slots = total_slots
+        self._ranks = layout.rank_capacity(total_slots)
+        self._processors = device.attribute('MULTIPROCESSOR_COUNT')
+        self._order = at['state'] + 4 * STATE_WORDS
+        self._head_blocks = min(2 * self._processors, MAX_CANDIDATES)
+        self._tiles = {
+            'qkv': layout.tiles(config.qkv_size),
+            'output': layout.tiles(config.hidden_size),
+            'gate_up': layout.tiles(2 * config.intermediate_size),
+        }
+
+    def layer(self, name: str, layer: int) -> int:
+        """Return the address of one layer's part of a buffer."""
+        buffer = self._plan[name]
+        return self._at[name] + layer * (buffer.bytes // buffer.shape[0])
+
+    def arrange(self) -> Launch:
+        """Bring keys and values of the context into order of rank."""
+        at, config = self._at, self._config
+        return self._device.prepare(
+            'arrange', (self._processors * 4,), THREADS, 'pppppppp' + 'iiii', at['state'],
+            self._order, at['keys'], at['values'], at['cosine'], at['sine'], at['rotated'],
+            at['pairs'], config.num_hidden_layers, self._slots, config.num_key_value_heads,
+            self._ranks)
+
+    def gather(self, count: int) -> Launch:
+        """Fetch the embeddings of the first tokens in ``tokens`` to ``hidden``."""
+        at = self._at
+        return self._device.prepare(
+            'gather', (count,), THREADS, 'ppip', at['tokens'], at['embedding'],
+            self._config.hidden_size, at['hidden'])
+
+    def embed(self, step: int, num_tokens: int) -> Launch:
+        """Choose the token of the last step, and fetch its embedding but for the last."""
+        at = self._at
+        return self._device.prepare(
+            'embed', (1,), THREADS, 'piippipipp', at['state'], step, num_tokens,
+            at['candidates'], at['candidate_rows'], self._head_blocks, at['embedding'],
+            self._config.hidden_size, self._residual(0), at['tokens'])
+
+    def head(self, normed: bool = False) -> Launch:
+        """Write logits and the best row of every block."""
+        at, config = self._at, self._config
+        last = 2 * config.num_hidden_layers
+        chunks = 0 if normed else self._chunks('down')
+        return self._device.prepare(
+            'decode_head', (self._head_blocks,), THREADS, 'pi' + 'pppipf' + 'pi' + 'ppp',
+            at['head'], config.hidden_size // STEP,
+            *self._row(0 if normed else last, chunks, at['final_norm']),
+            at['state'], int(normed), at['logits'], at['candidates'], at['candidate_rows'],
+            shared=10 * config.hidden_size)
+
+    def decode_layer(self, layer: int, step: int) -> list[Launch]:
+        """Take one token through a layer."""
+        at, config, prepare = self._at, self._config, self._device.prepare
+        hidden, inner = config.hidden_size, config.intermediate_size
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        rows = layout.query_rows(config, TOKENS)
+        tiles = self._tiles
+        attention, warps = self._attention(layer, step, single=True)
+        down, output = self._chunks('down'), self._chunks('output')
+        return [
+            prepare(
+                'decode_qkv', (min(tiles['qkv'], 2 * self._processors),), THREADS,
+                'pii' + 'pppipf' + 'pppp' + 'ip' + _CACHE + 'iiii', self.layer('qkv', layer),
+                tiles['qkv'], hidden // STEP,
+                *self._row(2 * layer, down if layer else 0, self.layer('attention_norm', layer)),
+                self.layer('qkv_bias', layer), at['cosine'], at['sine'], at['state'], step,
+                self._order, *self._cache(layer), heads, kv_heads, self._ranks, rows,
+                shared=10 * hidden),
+            attention,
+            prepare(
+                'decode_output', (tiles['output'] * output,), THREADS,
+                'piii' + 'ppp' + 'iiiii' + 'p', self.layer('output', layer), tiles['output'],
+                config.query_size // STEP, output, at['partials'], at['extremes'], at['state'],
+                step, heads, kv_heads, rows, warps, at['sums'], shared=2 * config.query_size),
+            prepare(
+                'decode_mlp', (min(tiles['gate_up'], 2 * self._processors),), THREADS,
+                'pii' + 'pppipf' + 'p', self.layer('gate_up', layer), tiles['gate_up'],
+                hidden // STEP,
+                *self._row(2 * layer + 1, output, self.layer('mlp_norm', layer)), at['inner'],
+                shared=10 * hidden),
+            prepare(
+                'decode_down', (tiles['output'] * down,), THREADS, 'piii' + 'pp',
+                self.layer('down', layer), tiles['output'], inner // STEP, down, at['inner'],
+                at['sums'], shared=2 * inner),
+        ]  # fmt: skip
+
+    def prefill(self) -> list[list[Launch]]:
+        """Return the launches of each layer; the first of the one behind completes its sum."""
+        at, config, prepare = self._at, self._config, self._device.prepare
+        hidden, inner = config.hidden_size, config.intermediate_size
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        rows = layout.query_rows(config, TOKENS)
+        tiles = self._tiles
+        blocks = 2 * self._processors
+        down, output = (
+            min(max(-(-blocks // tiles['output']), -(-depth // STEP // 64)), MAX_CHUNKS)
+            for depth in (inner, config.query_size))
+
+        def partial(name, layer, depth, chunks, x, factor):
+            return prepare(
+                'prefill_partial', (min(tiles['output'] * chunks, 2 * blocks),), THREADS,
+                'piiipfp', self.layer(name, layer), tiles['output'], depth // STEP, chunks, x,
+                factor, at['sums'])
+
+        plan = []
+        for layer in range(config.num_hidden_layers):
+            attention, warps = self._attention(layer, 0, single=False)
+            plan.append([
+                self._norm(self.layer('attention_norm', layer), down if layer else 0),
+                prepare(
+                    'prefill_qkv', (min(tiles['qkv'], blocks),), THREADS,
+                    'piipppppp' + _CACHE + 'iiii', self.layer('qkv', layer), tiles['qkv'],
+                    hidden // STEP, at['normed'], self.layer('qkv_bias', layer), at['cosine'],
+                    at['sine'], at['state'], self._order, *self._cache(layer), heads, kv_heads,
+                    self._ranks, rows),
+                attention,
+                prepare(
+                    'prefill_mix', (TOKENS,), THREADS, 'pppiiiip', at['partials'],
+                    at['extremes'], at['state'], heads, kv_heads, rows, warps, at['mixed']),
+                partial('output', layer, config.query_size, output, at['mixed'], 1.0),
+                self._norm(self.layer('mlp_norm', layer), output),
+                prepare(
+                    'prefill_mlp', (min(tiles['gate_up'], blocks),), THREADS, 'piipp',
+                    self.layer('gate_up', layer), tiles['gate_up'], hidden // STEP,
+                    at['normed'], at['inner']),
+                partial('down', layer, inner, down, at['inner'], 1.0 / INNER_SCALE),
+            ])  # fmt: skip
+        plan.append([self._norm(at['final_norm'], down, keep=True)])
+        return plan
+
+    def _norm(self, gain: int, num_sums: int, keep: bool = False) -> Launch:
+        at, config = self._at, self._config
+        return self._device.prepare(
+            'prefill_norm', (TOKENS,), THREADS, 'ppipfipppi', self._residual(0), at['sums'],
+            num_sums, gain, config.rms_norm_eps, config.hidden_size, at['state'], at['normed'],
+            at['hidden'], int(keep), shared=8 * config.hidden_size)
+
+    def _attention(self, layer: int, step: int, single: bool) -> tuple[Launch, int]:
+        """Return the attention of one layer and the warps of its blocks."""
+        at, config = self._at, self._config
+        group = config.num_attention_heads // config.num_key_value_heads
+        few = single and group <= DECODE_ROWS
+        name, warps = ('decode', WARPS) if few else ('prefill', PREFILL_WARPS)
+        rows = layout.query_rows(config, 1 if single else TOKENS)
+        launch = self._device.prepare(
+            f'{name}_attention', (config.num_key_value_heads, rows // 16, MAX_SPLITS), 32 * warps,
+            'pppp' + 'iiiii' + 'pp', at['queries'], self.layer('rotated', layer),
+            self.layer('pairs', layer), at['state'], step, int(single), group,
+            layout.query_rows(config, TOKENS), self._ranks, at['partials'], at['extremes'])
+        return launch, warps
+
+    def _residual(self, index: int) -> int:
+        """Return the residual; decode alternates, so that none is written while it is read."""
+        return self._at['residual'] + index % 2 * 4 * self._config.hidden_size
+
+    def _row(self, index: int, chunks: int, gain: int) -> tuple:
+        """Return the arguments of the ``index``-th normalisation of a token."""
+        return (self._residual(index), self._residual(index + 1), self._at['sums'], chunks, gain,
+                self._config.rms_norm_eps)  # fmt: skip
+
+    def _cache(self, layer: int) -> tuple[int, ...]:
+        names = ('keys', 'values', 'rotated', 'pairs')
+        return (*(self.layer(name, layer) for name in names), self._at['queries'])
+
+    def _chunks(self, name: str) -> int:
+        """Return in how many chunks decode splits a product onto the residual."""
+        if name == 'output':
+            return 1  # more were slower: each block mixes the attention anew
+        wanted = round(2 * self._processors / self._tiles['output'])
+        return max(min(wanted, MAX_CHUNKS, self._config.intermediate_size // STEP // WARPS), 1)

@@ -1,0 +1,173 @@
+"""
+The kernels of a prefill of up to ``TOKENS`` tokens: eight a layer.
+
+As in decode, but normalising and mixing are kernels of their own, because every block of a
+product needs all tokens.
+"""
+
+import math
+
+from numba import cuda
+from numba.core import types
+import numpy as np
+
+from vla_edge_ros.kernels.cuda import ptx, tensor
+from vla_edge_ros.kernels.cuda.constants import (
+    CONTEXT,
+    FRAGMENT_BYTES,
+    INNER_SCALE,
+    MAX_HEADS,
+    MAX_SPLITS,
+    NEW_TOKENS,
+    SUM_PADDING,
+    THREADS,
+    TILE_BYTES,
+    TOKEN_TILES,
+    TOKENS,
+    WARPS,
+)
+from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, ONE, ZERO
+
+DEPTH = 4
+"""Steps of weights a warp has under way."""
+_ROW = TOKENS + SUM_PADDING
+_SUMS, _SHARES = WARPS * 16 * _ROW, MAX_HEADS * MAX_SPLITS
+_INNER = np.float32(INNER_SCALE)
+
+
+def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[tuple]:
+    """Return (name, function, argument types) of every kernel."""
+    to_half = ptx.to_half
+    shared_address, generic_address = ptx.shared_address, ptx.generic_address
+    products = tensor.make_products(TOKENS, DEPTH, capability)
+    half_dim = head_dim // 2
+    signal, wait, arrived = device.signal, device.wait, device.arrived
+    share, bring_weights, rotary = device.share, device.bring_weights, device.rotary
+    block_sum, copy_row, add_sums = device.block_sum, device.copy_row, device.add_sums
+    store_qkv, split_size, swiglu = device.store_qkv, device.split_size, device.swiglu
+    mixing_shares, mix_four = device.mixing_shares, device.mix_four
+    fragment_index = device.fragment_index
+    f32, i32, i64 = np.float32, np.int32, np.int64
+
+    @cuda.jit(device=True)
+    def multiply(weights, tile, steps, first, stop, x, sums):
+        """Leave the eight warps' shares of a tile in ``sums`` [WARPS, 16, padded TOKENS]."""
+        thread = cuda.threadIdx.x
+        warp, lane = thread >> 5, thread & 31
+        low = first + (stop - first) * warp // WARPS
+        high = first + (stop - first) * (warp + 1) // WARPS
+        products(
+            weights + (i64(tile) * steps + low) * TILE_BYTES + lane * 16,
+            x + low * (TOKEN_TILES * FRAGMENT_BYTES) + lane * 16,
+            i32(high - low),
+            shared_address(sums, i32((warp * 16 + (lane >> 2)) * _ROW + (lane & 3) * 2)),
+        )
+        cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def total(sums, row, token):
+        value = ZERO
+        for warp in range(WARPS):
+            value += sums[(warp * 16 + row) * _ROW + token]
+        return value
+
+    def prefill_norm(residual, sums, num_sums, gain, eps, size, state, x, hidden, keep):
+        """Add what the last product left, normalise, and lay out in fragment order."""
+        floats = cuda.shared.array(0, F32)
+        scratch = cuda.shared.array(WARPS, F32)
+        token = cuda.blockIdx.x
+        copy_row(gain, 4 * size, floats, size)
+        wait()
+        signal()
+        if token >= state[NEW_TOKENS]:
+            return
+        copy_row(generic_address(residual, token * size), 4 * size, floats, 0)
+        arrived()
+        cuda.syncthreads()
+        add_sums(generic_address(sums, token * size), TOKENS * size, num_sums, floats, 0, size)
+        squares = ZERO
+        for i in range(cuda.threadIdx.x, size, THREADS):
+            squares += floats[i] * floats[i]
+            residual[token * size + i] = floats[i]
+        scale = ONE / f32(math.sqrt(block_sum(squares, scratch) / f32(size) + eps))
+        for i in range(cuda.threadIdx.x, size, THREADS):
+            value = floats[i] * scale * floats[size + i]
+            x[fragment_index(token, i)] = to_half(value)
+            if keep:
+                hidden[token * size + i] = value
+
+    def prefill_qkv(weights, tiles, steps, x, bias, cosine, sine, state, order, keys, values,
+                    rotated, pairs, queries, heads, kv_heads, ranks, query_rows):  # fmt: skip
+        sums = cuda.shared.array(_SUMS, F32)
+        bring_weights(weights, tiles, steps, 1)
+        first, stop, low, high = share(tiles, steps, 1)
+        row, token = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
+        rank = state[CONTEXT] + token
+        tokens = state[NEW_TOKENS]
+        wait()
+        signal()
+        for tile in range(first, stop):
+            multiply(weights, tile, steps, low, high, x, sums)
+            if token < tokens:
+                place = tile * 16 + row
+                turn = rank * half_dim + rotary(tile, row)
+                store_qkv(tile, row, token, total(sums, row, token) + bias[place],
+                          total(sums, row + 8, token) + bias[place + 8], rank, cosine[turn],
+                          sine[turn], order[rank], keys, values, rotated, pairs, queries, heads,
+                          kv_heads, ranks, query_rows)  # fmt: skip
+            cuda.syncthreads()
+
+    def prefill_mix(partials, extremes, state, heads, kv_heads, query_rows, warps, x):
+        """Put the splits of attention together, one token a block, in fragment order."""
+        shares = cuda.shared.array(_SHARES, F32)
+        token = cuda.blockIdx.x
+        wait()
+        signal()
+        if token >= state[NEW_TOKENS]:
+            return
+        seen = state[CONTEXT] + state[NEW_TOKENS]
+        part = split_size(seen, warps)
+        splits = (seen + part - 1) // part
+        mixing_shares(token, splits, extremes, heads, kv_heads, query_rows, shares)
+        for k in range(4 * cuda.threadIdx.x, heads * head_dim, 4 * THREADS):
+            out = generic_address(x, fragment_index(token, k))
+            mix_four(k, token, splits, partials, heads, kv_heads, query_rows, shares, out)
+
+    def prefill_mlp(weights, tiles, steps, x, inner):
+        sums = cuda.shared.array(_SUMS, F32)
+        bring_weights(weights, tiles, steps, 1)
+        first, stop, low, high = share(tiles, steps, 1)
+        wait()
+        signal()
+        for tile in range(first, stop):
+            multiply(weights, tile, steps, low, high, x, sums)
+            row, token = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
+            value = swiglu(total(sums, row, token), total(sums, row + 8, token)) * _INNER
+            inner[fragment_index(token, tile * 8 + row)] = to_half(value)
+            cuda.syncthreads()
+
+    def prefill_partial(weights, tiles, steps, chunks, x, factor, partials):
+        """Multiply in ``chunks`` of the depth, each to a sum of its own."""
+        sums = cuda.shared.array(_SUMS, F32)
+        bring_weights(weights, tiles, steps, chunks)
+        first, stop, low, high = share(tiles, steps, chunks)
+        base = cuda.blockIdx.x % chunks * TOKENS
+        wait()
+        signal()
+        for tile in range(first, stop):
+            multiply(weights, tile, steps, low, high, x, sums)
+            row, token = cuda.threadIdx.x & 15, cuda.threadIdx.x >> 4
+            for more in (0, TOKENS // 2):
+                place = (base + token + more) * tiles * 16 + tile * 16 + row
+                partials[place] = total(sums, row, token + more) * factor
+            cuda.syncthreads()
+
+    fl, ha, it, n, a, f = FLOATS, HALVES, INTS, I32, I64, types.float32
+    cache = (fl, ha, ha, ha, ha)  # keys, values, rotated, pairs, queries
+    return [
+        ('prefill_norm', prefill_norm, (fl, fl, n, a, f, n, it, ha, fl, n)),
+        ('prefill_qkv', prefill_qkv, (a, n, n, a, fl, fl, fl, it, it, *cache, n, n, n, n)),
+        ('prefill_mix', prefill_mix, (ha, fl, it, n, n, n, n, ha)),
+        ('prefill_mlp', prefill_mlp, (a, n, n, a, ha)),
+        ('prefill_partial', prefill_partial, (a, n, n, n, a, f, fl)),
+    ]

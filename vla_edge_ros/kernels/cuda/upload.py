@@ -1,0 +1,55 @@
+"""A checkpoint's weights, brought into the order of the kernels and onto the device."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from vla_edge_ros.kernels.bfloat16 import to_float32
+from vla_edge_ros.kernels.cuda.layout import pack_matrix, pair_heads, pair_rows
+
+
+def upload(
+    config, tensors: Mapping[str, np.ndarray], send: Callable[[str, np.ndarray, int], None]
+) -> None:
+    """
+    Pack every weight, one matrix at a time, and hand it to ``send(buffer, array, layer)``.
+
+    Parameters
+    ----------
+    config : TransformerConfig
+        Shape of the network.
+    tensors : mapping of str to ndarray
+        Checkpoint tensors by their Hugging Face names, float32 or uint16 (bfloat16).
+    send : callable
+        Takes the name of a buffer of ``layout.memory_plan``, what belongs there, and the layer.
+
+    """
+
+    def matrix(name: str) -> np.ndarray:
+        return tensors[f'{name}.weight']
+
+    def vector(name: str) -> np.ndarray:
+        return to_float32(tensors[name])
+
+    def pack(name: str) -> np.ndarray:
+        return pack_matrix(matrix(name), name)
+
+    send('embedding', pack('model.embed_tokens'), 0)
+    if not config.tie_word_embeddings:
+        send('head', pack('lm_head'), 0)
+    send('final_norm', vector('model.norm.weight'), 0)
+    for layer in range(config.num_hidden_layers):
+        prefix = f'model.layers.{layer}'
+        attention, mlp = f'{prefix}.self_attn', f'{prefix}.mlp'
+        names = [f'{attention}.{name}_proj' for name in 'qkv']
+        qkv, bias = (
+            np.concatenate([pair_heads(kind, config.head_dim) for kind in kinds])
+            for kinds in (map(matrix, names), (vector(f'{name}.bias') for name in names)))
+        gate_up = pair_rows(matrix(f'{mlp}.gate_proj'), matrix(f'{mlp}.up_proj'))
+        send('attention_norm', vector(f'{prefix}.input_layernorm.weight'), layer)
+        send('qkv', pack_matrix(qkv, f'{attention}.qkv'), layer)
+        send('qkv_bias', bias, layer)
+        send('output', pack(f'{attention}.o_proj'), layer)
+        send('mlp_norm', vector(f'{prefix}.post_attention_layernorm.weight'), layer)
+        send('gate_up', pack_matrix(gate_up, f'{mlp}.gate_up'), layer)
+        send('down', pack(f'{mlp}.down_proj'), layer)
