@@ -5,6 +5,7 @@ DISTRO = jazzy
 VENV := .venv
 SET_UP := $(VENV)/.set-up
 TORCH := $(VENV)/.torch
+CUDA := $(VENV)/.cuda
 
 # A sourced ROS 2 installation belongs to another Python and must not leak into the wheels.
 unexport PYTHONPATH AMENT_PREFIX_PATH _ROS_WHEELS_BOOTSTRAP_COMPLETE
@@ -12,7 +13,7 @@ unexport PYTHONPATH AMENT_PREFIX_PATH _ROS_WHEELS_BOOTSTRAP_COMPLETE
 export OMP_NUM_THREADS ?= 1
 export NUMBA_NUM_THREADS ?= 1
 
-.PHONY: setup demo test parity clean
+.PHONY: setup demo test parity kernels clean
 
 setup: $(SET_UP)
 
@@ -26,6 +27,12 @@ $(TORCH): $(SET_UP)
 	    --constraint requirements/constraints.txt torch
 	@touch $@
 
+# The compiler alone: no GPU is needed.
+$(CUDA): $(SET_UP)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check \
+	    --constraint requirements/constraints.txt --editable '.[cuda]'
+	@touch $@
+
 demo: $(SET_UP)
 	$(VENV)/bin/vla-edge demo
 
@@ -35,6 +42,10 @@ test: $(SET_UP)
 parity: $(TORCH)
 	$(VENV)/bin/python -m vla_edge_ros.lab.parity
 	$(VENV)/bin/python -m pytest test/test_training.py test/test_parity.py
+
+kernels: $(CUDA)
+	$(VENV)/bin/python -m vla_edge_ros.lab.kernel_table
+	$(VENV)/bin/python -m pytest test/test_cuda_program.py
 
 clean:
 	rm -rf build install log out

@@ -50,6 +50,19 @@ setup(
         # Unofficial wheels for development and CI; a robot uses its ROS installation.
         'ros': ros_wheels('jazzy', '7.1.6', '5.3.6'),
         'ros-kilted': ros_wheels('kilted', '9.1.2', '5.5.1'),
+        # Pinned to what a driver of CUDA 13.0 accepts; newer toolkits emit PTX that it refuses.
+        'cuda': [
+            'cuda-bindings==13.0.*',
+            'cuda-toolkit[cccl,cudart,nvrtc,nvvm]==13.0.*',
+            'numba-cuda[cu13]==0.30.4',
+            'nvidia-nvjitlink==13.0.*',
+        ],
+        # JetPack 6.
+        'cuda12': [
+            'cuda-toolkit[cccl,cudart,nvrtc,nvvm]==12.6.*',
+            'numba-cuda[cu12]==0.30.4',
+            'nvidia-nvjitlink-cu12==12.6.*',
+        ],
         'train': ['torch>=2.4'],
         'test': [
             'colcon-common-extensions',

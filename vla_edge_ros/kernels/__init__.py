@@ -3,14 +3,16 @@
 import importlib
 from types import ModuleType
 
-from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.errors import BackendUnavailable, ConfigError
 
-BACKENDS = ('cpu', 'reference')
+BACKENDS = ('cuda', 'cpu', 'reference')
 
 
-def load_backend(name: str) -> ModuleType:
+def choose_backend(name: str) -> tuple[str, str]:
     """
-    Import the kernels of a backend; ``auto`` takes the best one this machine can run.
+    Return the backend that ``name`` stands for, and why.
+
+    ``auto`` is ``cuda`` where a GPU and the CUDA bindings are at hand, else ``cpu``.
 
     Raises
     ------
@@ -18,8 +20,29 @@ def load_backend(name: str) -> ModuleType:
         There is no backend of that name.
 
     """
-    if name == 'auto':
-        name = 'cpu'
-    if name not in BACKENDS:
+    if name in BACKENDS:
+        return name, 'asked for'
+    if name != 'auto':
         raise ConfigError('backend', f'must be one of auto, {", ".join(BACKENDS)}', name)
-    return importlib.import_module(f'vla_edge_ros.kernels.{name}')
+    from vla_edge_ros.kernels.cuda.driver import Device
+
+    try:
+        device = Device()
+    except BackendUnavailable as error:
+        return 'cpu', f'no CUDA: {error.value}'
+    found = device.name
+    device.close()
+    return 'cuda', f'found {found}'
+
+
+def load_backend(name: str) -> ModuleType:
+    """
+    Import the kernels of a backend, see :func:`choose_backend`.
+
+    Raises
+    ------
+    ConfigError
+        There is no backend of that name.
+
+    """
+    return importlib.import_module(f'vla_edge_ros.kernels.{choose_backend(name)[0]}')

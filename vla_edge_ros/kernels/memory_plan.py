@@ -5,6 +5,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 
 
 class Buffer(NamedTuple):
@@ -39,3 +40,8 @@ def format_plan(plan: Iterable[Buffer]) -> str:
         f'{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}'
         for a, b, c, d in rows
     )
+
+
+def memory_mb() -> float:
+    """Return the memory of this machine in MB."""
+    return psutil.virtual_memory().total / 1e6

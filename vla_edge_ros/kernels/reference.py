@@ -7,7 +7,17 @@ What the fast kernels are measured against; nothing here is tuned, packed or cac
 import numpy as np
 
 from vla_edge_ros.kernels.bfloat16 import convert, to_float32
-from vla_edge_ros.kernels.memory_plan import allocate, Buffer
+from vla_edge_ros.kernels.memory_plan import allocate, Buffer, memory_mb
+
+__all__ = [
+    'Engine',
+    'layer_norm',
+    'linear',
+    'memory_mb',
+    'memory_plan',
+    'pack_linear',
+    'swiglu',
+]
 
 
 def pack_linear(weight: np.ndarray, weights_dtype: str = 'float32') -> np.ndarray:

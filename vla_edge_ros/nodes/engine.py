@@ -9,6 +9,7 @@ import numpy as np
 
 from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.kernels import BACKENDS
 from vla_edge_ros.parameters import parameter, validate
 
 WARM_UP_INSTRUCTION = 'warm up'
@@ -23,7 +24,8 @@ class PolicyParameters:
         '', 'Checkpoint folder; empty takes the embedded policy.', read_only=True
     )
     backend: str = parameter(
-        'auto', 'Kernels to run on.', choices=('auto', 'cpu', 'reference'), read_only=True
+        'auto', 'Kernels to run on; auto takes cuda where there is a GPU, else cpu.',
+        choices=('auto', *BACKENDS), read_only=True,
     )
     weights_dtype: str = parameter(
         'auto', 'How the weights are held in memory.', choices=('auto', 'float32', 'bfloat16'),

@@ -161,11 +161,10 @@ class ReasoningNode(ManagedNode):
         self._actions = self.create_publisher(ACTION_TYPES[kind], 'action', 10)
         self._observations = self.create_publisher(TimeReference, '~/observation', 10)
         lock_memory(self.parameters[RealtimeParameters], self.get_logger().warning)
-        prefill_ms, decode_ms = self._calibration
+        costs = '{:.1f} ms to observe and {:.1f} ms to decode'.format(*self._calibration)
         self.get_logger().info(
-            f'configured: reading {name}, a chunk costs {prefill_ms:.1f} ms to observe and '
-            f'{decode_ms:.1f} ms to decode of {self.parameters[ControlLoopParameters].deadline_ms}'
-        )
+            f'configured: reading {name} on {self._policy.backend}, a chunk costs {costs} of '
+            f'{self.parameters[ControlLoopParameters].deadline_ms}')
 
     def _start(self) -> None:
         parameters = self.parameters

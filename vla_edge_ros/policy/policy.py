@@ -11,11 +11,10 @@ from pathlib import Path
 import time
 
 import numpy as np
-import psutil
 from tokenizers import Tokenizer
 
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
-from vla_edge_ros.kernels import load_backend
+from vla_edge_ros.kernels import choose_backend, load_backend
 from vla_edge_ros.kernels.bfloat16 import to_float32
 from vla_edge_ros.kernels.memory_plan import Buffer, format_plan, total_bytes
 from vla_edge_ros.policy import vision
@@ -52,10 +51,13 @@ class Policy:
 
     def __init__(
         self, config, memory_plan, tokenizer, encoder, proprioception, transformer, cache,
+        backend,
     ):
         self.config: PolicyConfig = config
         self.memory_plan: list[Buffer] = memory_plan
         """Every buffer of the engine: name, shape, dtype, bytes."""
+        self.backend: str = backend
+        """The kernels it runs on, and why."""
         self.instruction: str | None = None
         self.cache: KVCache = cache
         self.transformer: Transformer = transformer
@@ -89,8 +91,8 @@ class Policy:
         ----------
         folder : Path or str
             Checkpoint folder.
-        backend : {'auto', 'cpu', 'reference'}
-            Kernels to run on.
+        backend : {'auto', 'cuda', 'cpu', 'reference'}
+            Kernels to run on, see ``kernels.choose_backend``.
         kv_slots : int
             Size of the frames region, slots; 0 takes the checkpoint's.
         eviction : {'semantic', 'fifo', 'uniform'}
@@ -100,7 +102,7 @@ class Policy:
         weights_dtype : {'auto', 'float32', 'bfloat16'}
             How the weights are held in memory.
         memory_budget_mb : float
-            The engine may not take more, MB; 0 for no limit.
+            The engine may not take more, MB, of the GPU's memory on ``cuda``; 0 for no limit.
 
         Raises
         ------
@@ -114,6 +116,7 @@ class Policy:
         folder = Path(folder)
         config = PolicyConfig.load(folder)
         tensors = read_tensors(folder)
+        backend, reason = choose_backend(backend)
         kernels = load_backend(backend)
         layout = CacheLayout(
             config.prompt_slots, kv_slots or config.kv_slots,
@@ -132,9 +135,9 @@ class Policy:
             rule = f'must be >= the {needed_mb:.1f} MB of this policy'
             raise ConfigError('memory_budget_mb', rule, memory_budget_mb, format_plan(plan))
         # Memory that is not there would be granted at first, and the process killed when it fills.
-        machine_mb = psutil.virtual_memory().total / 1e6
-        if needed_mb > machine_mb:
-            raise _too_large(layout, config, needed_mb, f'this machine has {machine_mb:.1f} MB')
+        present_mb = kernels.memory_mb()
+        if needed_mb > present_mb:
+            raise _too_large(layout, config, needed_mb, f'this machine has {present_mb:.1f} MB')
         try:
             cache = KVCache(
                 layout, make_eviction_policy(eviction), config.vision_hidden_size,
@@ -147,7 +150,9 @@ class Policy:
             encoder = vision.VisionEncoder(config, extra, kernels)
         except MemoryError:
             raise _too_large(layout, config, needed_mb, 'the system gave less') from None
-        return cls(config, plan, _load_tokenizer(folder), encoder, state, transformer, cache)
+        return cls(
+            config, plan, _load_tokenizer(folder), encoder, state, transformer, cache,
+            f'{backend} ({reason})')
 
     def set_instruction(self, text: str) -> None:
         """

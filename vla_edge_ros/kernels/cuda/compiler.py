@@ -70,7 +70,12 @@ def compile_program(capability: tuple[int, int], head_dim: int, report=None) -> 
         rule = "needs the CUDA compiler: pip install '.[cuda]'"
         raise BackendUnavailable('backend cuda', rule, str(error)) from error
     kernels = program.define(capability, head_dim)
-    handle = nvjitlink.create(2, [f'-arch=sm_{capability[0]}{capability[1]}', '-verbose'])
+    rule = f'cannot be compiled for compute capability {capability[0]}.{capability[1]}'
+    try:
+        handle = nvjitlink.create(
+            2, [f'-arch=sm_{capability[0]}{capability[1]}', '-verbose'])
+    except nvjitlink.nvJitLinkError as error:
+        raise BackendUnavailable('backend cuda', rule, str(error)) from error
     entries = {}
     try:
         with _without_device(capability):
@@ -94,7 +99,6 @@ def compile_program(capability: tuple[int, int], head_dim: int, report=None) -> 
         log = bytearray(nvjitlink.get_error_log_size(handle))
         nvjitlink.get_error_log(handle, log)
         text = log.decode(errors='replace').strip('\0\n') or str(error)
-        rule = f'cannot be compiled for compute capability {capability[0]}.{capability[1]}'
         raise BackendUnavailable('backend cuda', rule, text) from error
     finally:
         nvjitlink.destroy(handle)

@@ -36,3 +36,7 @@ INNER_SCALE = 1 / 16
 """Of the activations between the two MLP matrices, so that float16 holds them up to a million."""
 ARRANGE_RANKS = 32
 """Ranks that one unit of ``arrange`` rotates."""
+TENSOR_16 = (8, 0)
+"""Compute capability from which one instruction takes 16 elements of k; before, 8."""
+DEPENDENT_LAUNCH = (9, 0)
+"""Compute capability from which a kernel can start before the one ahead of it has ended."""

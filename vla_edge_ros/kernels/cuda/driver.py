@@ -98,9 +98,19 @@ class Device:
         return self._call('asking for memory', self._cu.cuMemGetInfo())
 
     def allocate(self, num_bytes: int) -> int:
-        """Return the address of new, zeroed memory."""
-        address = int(self._call(f'allocating {num_bytes:,} bytes',
-                                 self._cu.cuMemAlloc(max(num_bytes, 1))))  # fmt: skip
+        """
+        Return the address of new, zeroed memory.
+
+        Raises
+        ------
+        MemoryError
+            The device has no more of it.
+
+        """
+        answer = self._cu.cuMemAlloc(max(num_bytes, 1))
+        if answer[0] == self._cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise MemoryError(f'{num_bytes:,} bytes on {self.name}')
+        address = int(self._call('allocating', answer))
         self._held.append(address)
         self._call('zeroing', self._cu.cuMemsetD8(address, 0, max(num_bytes, 1)))
         return address

@@ -6,6 +6,8 @@ rank, counts, the first token) into pinned memory, starts the graph and waits; n
 the host for a layer or a token.
 """
 
+import weakref
+
 import numpy as np
 
 from vla_edge_ros.kernels.cuda import layout
@@ -13,6 +15,7 @@ from vla_edge_ros.kernels.cuda.compiler import load_program
 from vla_edge_ros.kernels.cuda.constants import (
     ARRANGE_FROM,
     CONTEXT,
+    DEPENDENT_LAUNCH,
     FIRST_ROW,
     FIRST_TOKEN,
     NEW_TOKENS,
@@ -22,8 +25,16 @@ from vla_edge_ros.kernels.cuda.constants import (
 )
 from vla_edge_ros.kernels.cuda.driver import Device
 from vla_edge_ros.kernels.cuda.launches import Launches
-from vla_edge_ros.kernels.cuda.ptx import DEPENDENT_LAUNCH
 from vla_edge_ros.kernels.cuda.upload import upload
+
+
+def memory_mb() -> float:
+    """Return the memory of the device in MB."""
+    device = Device()
+    try:
+        return device.memory()[1] / 1e6
+    finally:
+        device.close()
 
 
 class Engine:
@@ -47,6 +58,8 @@ class Engine:
     ------
     BackendUnavailable
         There is no GPU, or kernels for it cannot be made.
+    MemoryError
+        The device has no more memory.
 
     """
 
@@ -55,6 +68,7 @@ class Engine:
     ):
         plan = layout.memory_plan(config, weights_dtype, total_slots, max_tokens)
         self.device = device = Device()
+        self._finalizer = weakref.finalize(self, device.close)
         program = load_program(device.capability, config.head_dim, report)
         device.load(program.cubin, program.entries)
         self._config = config
@@ -151,8 +165,8 @@ class Engine:
         return self._host_tokens[:num_tokens].copy()
 
     def close(self) -> None:
-        """Free everything on the device."""
-        self.device.close()
+        """Free everything on the device; also done when the engine is garbage."""
+        self._finalizer()
 
     def _set_slots(self, context_slots, write_slots) -> None:
         """Write counts and slots, and from which rank on keys must be arranged anew."""

@@ -12,10 +12,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-TENSOR_16 = (8, 0)
-"""Compute capability from which one instruction takes 16 elements of k; before, 8."""
-DEPENDENT_LAUNCH = (9, 0)
-"""Compute capability from which a kernel can start before the one ahead of it has ended."""
+from vla_edge_ros.kernels.cuda.constants import DEPENDENT_LAUNCH, TENSOR_16
 
 _KINDS = {
     types.int32: ('r', ir.IntType(32)),

@@ -16,9 +16,10 @@ from vla_edge_ros.kernels.cuda.constants import (
     STEP,
     SUM_PADDING,
     SUMS,
+    TENSOR_16,
     TILE_BYTES,
 )
-from vla_edge_ros.kernels.cuda.ptx import assembly, block_of, TENSOR_16
+from vla_edge_ros.kernels.cuda.ptx import assembly, block_of
 
 
 def _mma(total: str, a: Sequence[str], b: Sequence[str], capability) -> Iterator[str]:

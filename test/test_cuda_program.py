@@ -1,0 +1,136 @@
+"""The CUDA backend without a GPU: order of matrices, refusals, what the compiler says."""
+
+from dataclasses import replace
+import sys
+
+import numpy as np
+import pytest
+
+from vla_edge_ros.errors import BackendUnavailable, ConfigError, WeightsError
+from vla_edge_ros.kernels import choose_backend
+from vla_edge_ros.kernels.bfloat16 import to_bfloat16, to_float32
+from vla_edge_ros.kernels.cuda import compiler, driver, layout
+from vla_edge_ros.kernels.memory_plan import total_bytes
+from vla_edge_ros.lab import kernel_table
+from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, TINY
+
+
+def random(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def test_a_packed_matrix_holds_sixteen_rows_a_tile_and_every_weight_once():
+    weight = random(40, 96)
+    packed = layout.pack_matrix(weight)
+    assert packed.shape == (3, 3, 2, 8, 32) and packed.dtype == np.float16
+    for row, k in ((0, 0), (7, 31), (8, 32), (39, 95), (17, 64)):
+        tile, rest = divmod(row, 16)
+        assert packed[tile, k // 32, rest // 8, rest % 8, k % 32] == np.float16(weight[row, k])
+    assert not packed[2, :, 1].any()  # rows 40 to 47 are padding
+
+
+def test_bfloat16_weights_are_exact_in_float16_unless_they_are_tiny():
+    weight = to_bfloat16(random(16, 32) * 0.02)
+    packed = layout.pack_matrix(weight).transpose(0, 2, 3, 1, 4).reshape(16, 32)
+    expected = to_float32(weight)
+    large = np.abs(expected) >= 2.0**-14
+    np.testing.assert_array_equal(packed[large], expected[large])
+    np.testing.assert_allclose(packed[~large], expected[~large], atol=2.0**-25)
+
+
+def test_a_weight_that_float16_cannot_hold_is_refused_by_name():
+    for bad in (1e6, np.nan):
+        weight = random(16, 32)
+        weight[3, 4] = bad
+        with pytest.raises(WeightsError, match='model.o_proj must be finite and below 65504'):
+            layout.pack_matrix(weight, 'model.o_proj')
+
+
+def test_the_rows_of_a_rotary_pair_meet_in_one_thread():
+    heads = np.arange(2 * 64)[:, None]
+    paired = layout.pair_heads(heads, 64).reshape(-1, 2, 8)
+    np.testing.assert_array_equal(paired[:, 1] - paired[:, 0], 32)
+    assert sorted(paired.reshape(-1)) == list(range(128))
+
+
+def test_the_plan_names_what_the_shape_needs():
+    plan = layout.memory_plan(QWEN_1_5B, 'bfloat16', 4104, 32)
+    names = [buffer.name for buffer in plan]
+    assert len(set(names)) == len(names)
+    weights = sum(
+        buffer.bytes for buffer in plan
+        if buffer.name in ('embedding', 'qkv', 'output', 'gate_up', 'down'))
+    assert weights == 2 * 1_543_569_408  # every matrix of the 1.5B shape once
+    assert total_bytes(plan) < 3.6e9
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'hidden_size': 130}, 'hidden_size must be a multiple of 32 on backend cuda, got 130'),
+        ({'head_dim': 48}, 'head_dim must be a multiple of 32'),
+        ({'intermediate_size': 32768}, 'intermediate_size must be <= 18432'),
+    ],
+)
+def test_a_network_the_kernels_cannot_run_is_refused_by_field(change, message):
+    with pytest.raises(ConfigError, match=message):
+        layout.check_config(replace(TINY, **change))
+
+
+def test_auto_takes_the_cpu_where_there_is_no_gpu_and_says_why(monkeypatch):
+    def fail(index=0):
+        raise BackendUnavailable('backend cuda', 'needs an NVIDIA GPU', 'NO_DEVICE')
+
+    monkeypatch.setattr(driver, 'Device', fail)
+    assert choose_backend('auto') == ('cpu', 'no CUDA: NO_DEVICE')
+    assert choose_backend('cuda') == ('cuda', 'asked for')
+    with pytest.raises(ConfigError, match='backend must be one of auto, cuda, cpu, reference'):
+        choose_backend('gpu')
+
+
+def test_without_the_bindings_the_backend_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'cuda.bindings', None)
+    with pytest.raises(BackendUnavailable, match=r"pip install '\.\[cuda\]'"):
+        driver.Device()
+
+
+def test_a_damaged_file_in_the_cache_is_compiled_again(tmp_path, monkeypatch):
+    program = compiler.Program(b'cubin', {'a': 'a_1'}, {'a': compiler.Resources(32, 0, 0)})
+    path = tmp_path / 'deep' / 'program.safetensors'
+    assert compiler._read(path) is None
+    compiler._write(path, program)
+    assert compiler._read(path) == program
+    path.write_bytes(path.read_bytes()[:-3])
+    assert compiler._read(path) is None
+
+
+def test_spills_of_the_hot_path_are_reported():
+    calm = compiler.Resources(64, 0, 0)
+    resources = dict.fromkeys([*compiler.HOT, 'embed'], calm)
+    program = compiler.Program(b'', {}, resources)
+    assert kernel_table.spilling(program) == []
+    resources['embed'] = compiler.Resources(255, 0, 8)
+    resources['decode_mlp'] = compiler.Resources(80, 0, 4)
+    assert kernel_table.spilling(program) == ['decode_mlp']
+    assert any('decode_mlp' in line and ' 4' in line
+               for line in kernel_table.describe((9, 0), 128, program))
+
+
+@pytest.mark.parametrize(('capability', 'config'), [((7, 5), TINY), ((9, 0), QWEN_0_5B)])
+def test_the_compiler_makes_every_kernel_without_a_gpu(capability, config):
+    pytest.importorskip('numba_cuda', reason='no CUDA compiler; make kernels installs it')
+    heard = []
+    program = compiler.compile_program(
+        capability, config.head_dim, lambda *progress: heard.append(progress))
+    assert program.cubin[:4] == b'\x7fELF'
+    assert set(program.entries) == set(program.resources) >= compiler.HOT
+    assert not kernel_table.spilling(program)
+    assert [done for done, _, _ in heard] == list(range(len(program.entries)))
+    # Two blocks of eight warps have to fit a processor's 65,536 registers.
+    assert program.resources['decode_mlp'].registers <= 128
+
+
+def test_an_unknown_processor_is_refused_by_name():
+    pytest.importorskip('numba_cuda', reason='no CUDA compiler; make kernels installs it')
+    with pytest.raises(BackendUnavailable, match='cannot be compiled for compute capability 9.9'):
+        compiler.compile_program((9, 9), 32)
