@@ -10,6 +10,7 @@ from vla_edge_ros.policy.weights import expected_shapes
 TINY = TransformerConfig(768, 128, 384, 4, 4, 2, 32, tie_word_embeddings=True)
 QWEN_0_5B = TransformerConfig(151936, 896, 4864, 24, 14, 2, 64, 1e-6, 1e6, True)
 QWEN_1_5B = TransformerConfig(151936, 1536, 8960, 28, 12, 2, 128, 1e-6, 1e6, True)
+QWEN_3B = TransformerConfig(151936, 2048, 11008, 36, 16, 2, 128, 1e-6, 1e6, True)
 
 _OUTLIER_FRACTION = 1e-3
 _OUTLIER_SCALE = 20

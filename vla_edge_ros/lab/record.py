@@ -16,7 +16,8 @@ def environment_record() -> dict:
     return {
         'command': [Path(sys.executable).name, *sys.orig_argv[1:]],
         'time_utc': datetime.now(timezone.utc).isoformat(timespec='seconds'),
-        'commit': _git('rev-parse', 'HEAD'),
+        # A copy of the sources without git can be told what it is a copy of.
+        'commit': _git('rev-parse', 'HEAD') or os.environ.get('VLA_EDGE_COMMIT', ''),
         'uncommitted_changes': bool(_git('status', '--porcelain', '--untracked-files=no')),
         'cpu': _cpu_model(),
         'cores': len(os.sched_getaffinity(0)),
