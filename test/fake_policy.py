@@ -31,6 +31,7 @@ class FakePolicy:
             joint_names=('gantry_x', 'gantry_y'), action_low=(-1.0, -0.5), action_high=(1.0, 0.5),
         )
         self.cache = SimpleNamespace(layout=SimpleNamespace(max_frames=2))
+        self.backend = 'fake (asked for)'
         self.instruction = None
         self.error = None
         self.instructions = []

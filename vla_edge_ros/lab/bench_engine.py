@@ -2,9 +2,8 @@
 ``vla-edge bench engine``: the CUDA engine against the memory floor, and against Hugging Face.
 
 A chunk is a prefill of 32 tokens and 8 decoded ones behind a filled cache; the weights are
-random. The floor is what a chunk has to read (weights once for the prefill and once a decoded
-token, keys and values) at the read bandwidth measured in the same run, which is that of the
-vocabulary's product: one pass over the largest matrix.
+random. The floor is what a chunk has to read at the read bandwidth measured in the same run, which
+is that of the vocabulary's product: one pass over the largest matrix.
 """
 
 import argparse
@@ -27,6 +26,15 @@ SHAPES = {'0.5b': QWEN_0_5B, '1.5b': QWEN_1_5B, '3b': QWEN_3B}
 PREFILL_TOKENS, DECODE_TOKENS = 32, 8
 WARM_UP = 20
 PEER_CHUNKS = 20
+RECORD, DOCUMENT = 'docs/results/engine.json', 'docs/benchmarks.md'
+HEADER = """# The CUDA engine
+
+What `vla-edge bench engine` measured; the record is `docs/results/engine.json`, and
+`python -m vla_edge_ros.lab.bench_engine` writes this page from it. The floor is what a chunk
+has to read at the bandwidth measured in the same run: weights once for the prefill and once a
+decoded token, keys and values.
+
+"""
 DECODE_STAGES = ('qkv', 'attention', 'output', 'mlp', 'down')
 PREFILL_STAGES = ('norm', 'qkv', 'attention', 'mix', 'output', 'norm', 'mlp', 'down')
 
@@ -235,3 +243,13 @@ def document(record: dict) -> str:
               '| pass | stage | us |', '|---|---|---|']  # fmt: skip
     lines += [f'| {row["pass"]} | {row["stage"]} | {row["us"]:.1f} |' for row in record['stages']]
     return '\n'.join(lines)
+
+
+def write_document(root: Path) -> None:
+    """Write the page on the engine from its record."""
+    record = json.loads((root / RECORD).read_text(encoding='utf-8'))
+    (root / DOCUMENT).write_text(HEADER + document(record) + '\n', encoding='utf-8')
+
+
+if __name__ == '__main__':
+    write_document(Path.cwd())

@@ -16,8 +16,8 @@ def environment_record() -> dict:
     return {
         'command': [Path(sys.executable).name, *sys.orig_argv[1:]],
         'time_utc': datetime.now(timezone.utc).isoformat(timespec='seconds'),
-        # A copy of the sources without git can be told what it is a copy of.
-        'commit': _git('rev-parse', 'HEAD') or os.environ.get('VLA_EDGE_COMMIT', ''),
+        # A copy of the sources can be told what it is a copy of.
+        'commit': os.environ.get('VLA_EDGE_COMMIT') or _git('rev-parse', 'HEAD'),
         'uncommitted_changes': bool(_git('status', '--porcelain', '--untracked-files=no')),
         'cpu': _cpu_model(),
         'cores': len(os.sched_getaffinity(0)),
