@@ -30,26 +30,20 @@ def test_relative_paths_are_those_of_the_working_directory(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(('name', 'reason'), [
-    ('.', 'it is a folder'), ('file/a.json', 'Not a directory'), ('x' * 300, 'File name too long'),
+@pytest.mark.parametrize(('check', 'what', 'name', 'reason'), [
+    (check_file, 'a file that can be written', '.', 'it is a folder'),
+    (check_file, 'a file that can be written', 'file/a.json', 'Not a directory'),
+    (check_file, 'a file that can be written', 'x' * 300, 'File name too long'),
+    (check_folder, 'a folder that can be written to', 'file', 'it is a file'),
+    (check_folder, 'a folder that can be written to', 'file/run', 'Not a directory'),
+    (check_folder, 'a folder that can be written to', 'x' * 300, 'File name too long'),
 ])
-def test_file_that_cannot_be_written_is_refused_in_one_line(tmp_path, name, reason):
+def test_what_cannot_be_written_is_refused_in_one_line(tmp_path, check, what, name, reason):
     (tmp_path / 'file').touch()
     with pytest.raises(ConfigError) as caught:
-        check_file('--json', tmp_path / name)
-    rule = f'--json must be a file that can be written ({reason}), got '
-    assert str(caught.value) == f'{rule}{str(tmp_path / name)!r}'
-
-
-@pytest.mark.parametrize(('name', 'reason'), [
-    ('file', 'it is a file'), ('file/run', 'Not a directory'), ('x' * 300, 'File name too long'),
-])
-def test_folder_that_cannot_be_written_to_is_refused_in_one_line(tmp_path, name, reason):
-    (tmp_path / 'file').touch()
-    with pytest.raises(ConfigError) as caught:
-        check_folder('--out', tmp_path / name)
-    rule = f'--out must be a folder that can be written to ({reason}), got '
-    assert str(caught.value) == f'{rule}{str(tmp_path / name)!r}'
+        check('--out', tmp_path / name)
+    expected = f'--out must be {what} ({reason}), got {str(tmp_path / name)!r}'
+    assert str(caught.value) == expected
 
 
 def test_file_in_the_folder_that_cannot_be_written_is_named(tmp_path):

@@ -9,16 +9,6 @@ import numpy as np
 from vla_edge_ros.kernels.bfloat16 import convert, to_float32
 from vla_edge_ros.kernels.memory_plan import allocate, Buffer, memory_mb
 
-__all__ = [
-    'Engine',
-    'layer_norm',
-    'linear',
-    'memory_mb',
-    'memory_plan',
-    'pack_linear',
-    'swiglu',
-]
-
 
 def pack_linear(weight: np.ndarray, weights_dtype: str = 'float32') -> np.ndarray:
     """Return the weight [out, depth], rounded to ``weights_dtype``, as float64."""
@@ -115,6 +105,8 @@ class Engine:
         }
         cache = allocate(memory_plan(config, weights_dtype, total_slots, max_tokens))
         self._keys, self._values = cache['keys'], cache['values']
+
+    memory_mb = staticmethod(memory_mb)
 
     def embed(self, token_ids):
         """Return the embeddings of token ids."""

@@ -9,7 +9,7 @@ The seam between model and machine: a backend is a module (``kernels.cpu``,
 - ``memory_plan(config, weights_dtype, total_slots, max_tokens)``;
 - ``Engine(config, tensors, weights_dtype, total_slots, max_tokens)`` with ``embed``,
   ``forward``, ``logits`` and ``decode_greedy``, each one launch for as many layers and tokens
-  as it covers.
+  as it covers, and ``Engine.memory_mb()``, what there is for it.
 
 Everything above that line is here, once: what a slot list may be, which weights type is held,
 what is refused. An engine trusts its caller.

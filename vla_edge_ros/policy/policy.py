@@ -135,7 +135,7 @@ class Policy:
             rule = f'must be >= the {needed_mb:.1f} MB of this policy'
             raise ConfigError('memory_budget_mb', rule, memory_budget_mb, format_plan(plan))
         # Memory that is not there would be granted at first, and the process killed when it fills.
-        present_mb = kernels.memory_mb()
+        present_mb = kernels.Engine.memory_mb()
         if needed_mb > present_mb:
             raise _too_large(layout, config, needed_mb, f'this machine has {present_mb:.1f} MB')
         try:

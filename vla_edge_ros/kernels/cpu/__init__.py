@@ -4,14 +4,5 @@ from vla_edge_ros.kernels.cpu.elementwise import layer_norm, swiglu
 from vla_edge_ros.kernels.cpu.engine import Engine
 from vla_edge_ros.kernels.cpu.layout import memory_plan
 from vla_edge_ros.kernels.cpu.linear import linear, pack_linear
-from vla_edge_ros.kernels.memory_plan import memory_mb
 
-__all__ = [
-    'Engine',
-    'layer_norm',
-    'linear',
-    'memory_mb',
-    'memory_plan',
-    'pack_linear',
-    'swiglu',
-]
+__all__ = ['Engine', 'layer_norm', 'linear', 'memory_plan', 'pack_linear', 'swiglu']

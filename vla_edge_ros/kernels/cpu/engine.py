@@ -14,7 +14,7 @@ from vla_edge_ros.kernels.cpu.elementwise import rms_norm_row, swiglu_row
 from vla_edge_ros.kernels.cpu.layout import buffer_plan, Buffers, weight_plan, Weights
 from vla_edge_ros.kernels.cpu.linear import multiply, pack_linear
 from vla_edge_ros.kernels.cpu.tile import PANEL, widen
-from vla_edge_ros.kernels.memory_plan import allocate
+from vla_edge_ros.kernels.memory_plan import allocate, memory_mb
 
 # Plain literals would compile every function they are passed to once more.
 _ONE = np.intp(1)
@@ -133,6 +133,8 @@ class Engine:
         self.buffers.sine[:] = np.sin(angles)
         self._hidden_size = config.hidden_size
         self._no_layers = np.empty((0, 0, 0), np.float32)
+
+    memory_mb = staticmethod(memory_mb)
 
     def embed(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the embeddings float32 [n, hidden] of int token ids."""

@@ -28,15 +28,6 @@ from vla_edge_ros.kernels.cuda.launches import Launches
 from vla_edge_ros.kernels.cuda.upload import upload
 
 
-def memory_mb() -> float:
-    """Return the memory of the device in MB."""
-    device = Device()
-    try:
-        return device.memory()[1] / 1e6
-    finally:
-        device.close()
-
-
 class Engine:
     """
     One decoder on one GPU; same methods and rule as ``kernels.cpu.Engine``.
@@ -96,6 +87,15 @@ class Engine:
         self._prefill_launches = launches.prefill()
         self._prefill_graph = device.record(self._queue_prefill)
         self._decode_graphs: dict[int, object] = {}
+
+    @staticmethod
+    def memory_mb() -> float:
+        """Return the memory of the device in MB."""
+        device = Device()
+        try:
+            return device.memory()[1] / 1e6
+        finally:
+            device.close()
 
     def embed(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the embeddings float32 [n, hidden] of int token ids."""

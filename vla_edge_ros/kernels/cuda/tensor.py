@@ -111,14 +111,7 @@ def make_products(columns: int, depth: int, capability: tuple[int, int]):
     """
     Return ``products(weights, x, steps, out)``: what one warp adds to 16 rows of many columns.
 
-    Parameters
-    ----------
-    columns : int
-        A multiple of 8.
-    depth : int
-        Steps loaded ahead.
-    capability : (int, int)
-        Compute capability compiled for.
+    ``columns`` is a multiple of 8, ``depth`` and ``capability`` are those of :func:`make_product`.
 
     Returns
     -------

@@ -25,31 +25,29 @@ def upload(
 
     """
 
-    def matrix(name: str) -> np.ndarray:
-        return tensors[f'{name}.weight']
-
-    def vector(name: str) -> np.ndarray:
-        return to_float32(tensors[name])
+    def vectors(*names: str) -> list[np.ndarray]:
+        return [to_float32(tensors[name]) for name in names]
 
     def pack(name: str) -> np.ndarray:
-        return pack_matrix(matrix(name), name)
+        return pack_matrix(tensors[f'{name}.weight'], name)
 
     send('embedding', pack('model.embed_tokens'), 0)
     if not config.tie_word_embeddings:
         send('head', pack('lm_head'), 0)
-    send('final_norm', vector('model.norm.weight'), 0)
+    send('final_norm', *vectors('model.norm.weight'), 0)
     for layer in range(config.num_hidden_layers):
         prefix = f'model.layers.{layer}'
         attention, mlp = f'{prefix}.self_attn', f'{prefix}.mlp'
         names = [f'{attention}.{name}_proj' for name in 'qkv']
+        heads = [tensors[f'{name}.weight'] for name in names]
         qkv, bias = (
             np.concatenate([pair_heads(kind, config.head_dim) for kind in kinds])
-            for kinds in (map(matrix, names), (vector(f'{name}.bias') for name in names)))
-        gate_up = pair_rows(matrix(f'{mlp}.gate_proj'), matrix(f'{mlp}.up_proj'))
-        send('attention_norm', vector(f'{prefix}.input_layernorm.weight'), layer)
+            for kinds in (heads, vectors(*(f'{name}.bias' for name in names))))
+        gate_up = pair_rows(*(tensors[f'{mlp}.{name}_proj.weight'] for name in ('gate', 'up')))
+        send('attention_norm', *vectors(f'{prefix}.input_layernorm.weight'), layer)
         send('qkv', pack_matrix(qkv, f'{attention}.qkv'), layer)
         send('qkv_bias', bias, layer)
         send('output', pack(f'{attention}.o_proj'), layer)
-        send('mlp_norm', vector(f'{prefix}.post_attention_layernorm.weight'), layer)
+        send('mlp_norm', *vectors(f'{prefix}.post_attention_layernorm.weight'), layer)
         send('gate_up', pack_matrix(gate_up, f'{mlp}.gate_up'), layer)
         send('down', pack(f'{mlp}.down_proj'), layer)
