@@ -1,5 +1,6 @@
 """The CUDA backend without a GPU: order of matrices, refusals, what the compiler says."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 import shutil
@@ -12,9 +13,10 @@ from vla_edge_ros.errors import BackendUnavailable, ConfigError, WeightsError
 from vla_edge_ros.kernels import choose_backend
 from vla_edge_ros.kernels.bfloat16 import to_bfloat16, to_float32
 from vla_edge_ros.kernels.cuda import compiler, driver, layout
+from vla_edge_ros.kernels.cuda.upload import upload
 from vla_edge_ros.kernels.memory_plan import total_bytes
 from vla_edge_ros.lab import bench_engine, kernel_table
-from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, TINY
+from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, random_weights, TINY
 
 
 def random(*shape):
@@ -64,6 +66,17 @@ def test_the_plan_names_what_the_shape_needs():
         if buffer.name in ('embedding', 'qkv', 'output', 'gate_up', 'down'))
     assert weights == 2 * 1_543_569_408  # every matrix of the 1.5B shape once
     assert total_bytes(plan) < 3.6e9
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_every_weight_of_a_checkpoint_fills_its_buffer_exactly(tied):
+    config = replace(TINY, tie_word_embeddings=tied)
+    sent = Counter()
+    upload(config, random_weights(config, 1, 'bfloat16'),
+           lambda name, array, layer: sent.update({name: array.nbytes}))  # fmt: skip
+    plan = {buffer.name: buffer.bytes for buffer in layout.memory_plan(config, 'auto', 100, 32)}
+    assert {name: plan[name] for name in sent} == sent
+    assert ('head' in sent) is not tied and len(sent) == 9 + (not tied)
 
 
 @pytest.mark.parametrize(
