@@ -18,6 +18,7 @@ SHAPES = {
     '1.5b': replace(QWEN_1_5B, num_hidden_layers=2, vocab_size=1000),
     'untied': replace(TINY, tie_word_embeddings=False),
     'many heads': replace(TINY, num_attention_heads=12, num_key_value_heads=1),
+    'odd heads': replace(TINY, num_attention_heads=3, num_key_value_heads=1),
 }
 SLOTS = 300
 

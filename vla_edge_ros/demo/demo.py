@@ -183,7 +183,7 @@ class Demo:
         episodes, successes = state.count(SIM, 'episodes'), state.count(SIM, 'successes')
         view.stop_clock()
         deactivated = monitor.deactivate_reasoning()
-        if not wait(deactivated.done, DEACTIVATE_LIMIT_S):
+        if not wait(deactivated.done, DEACTIVATE_LIMIT_S) or not deactivated.result().success:
             raise NodeFailed(nodes.describe(REASONING, 'was not deactivated'))
         wait(lambda: state.camera_stopped, CAMERA_LEAD_S + SETTLE_LIMIT_S)
         wait(lambda: state.camera_counts[0] == state.camera_counts[1], SETTLE_LIMIT_S)

@@ -53,7 +53,7 @@ def _check_policy(folder: str, instruction: str | None) -> None:
     PolicyConfig.load(folder or DEFAULT_POLICY)
     # The embedded policy loads in no time; a large one is left to the node that will run it.
     if instruction is not None and not folder:
-        Policy.load().check_instruction(instruction)
+        Policy.load(backend='cpu').check_instruction(instruction)
 
 
 def _check_record(path: Path) -> None:

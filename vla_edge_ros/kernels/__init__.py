@@ -3,16 +3,26 @@
 import importlib
 from types import ModuleType
 
-from vla_edge_ros.errors import BackendUnavailable, ConfigError
+from vla_edge_ros.errors import ConfigError
 
 BACKENDS = ('cuda', 'cpu', 'reference')
 
 
-def choose_backend(name: str) -> tuple[str, str]:
+def load_backend(name: str, config) -> tuple[ModuleType, str]:
     """
-    Return the backend that ``name`` stands for, and why.
+    Import the kernels of a backend.
 
-    ``auto`` is ``cuda`` where a GPU and the CUDA bindings are at hand, else ``cpu``.
+    Parameters
+    ----------
+    name : str
+        One of ``BACKENDS``, or ``auto``: ``cuda`` where a GPU can run the network, else ``cpu``.
+    config : TransformerConfig
+        The network.
+
+    Returns
+    -------
+    module, str
+        The kernels, and which they are and why.
 
     Raises
     ------
@@ -20,29 +30,12 @@ def choose_backend(name: str) -> tuple[str, str]:
         There is no backend of that name.
 
     """
-    if name in BACKENDS:
-        return name, 'asked for'
-    if name != 'auto':
+    reason = 'asked for'
+    if name == 'auto':
+        from vla_edge_ros.kernels.cuda.available import find_gpu
+
+        gpu, reason = find_gpu(config)
+        name = 'cuda' if gpu else 'cpu'
+    if name not in BACKENDS:
         raise ConfigError('backend', f'must be one of auto, {", ".join(BACKENDS)}', name)
-    from vla_edge_ros.kernels.cuda.driver import Device
-
-    try:
-        device = Device()
-    except BackendUnavailable as error:
-        return 'cpu', f'no CUDA: {error.value}'
-    found = device.name
-    device.close()
-    return 'cuda', f'found {found}'
-
-
-def load_backend(name: str) -> ModuleType:
-    """
-    Import the kernels of a backend, see :func:`choose_backend`.
-
-    Raises
-    ------
-    ConfigError
-        There is no backend of that name.
-
-    """
-    return importlib.import_module(f'vla_edge_ros.kernels.{choose_backend(name)[0]}')
+    return importlib.import_module(f'vla_edge_ros.kernels.{name}'), f'{name} ({reason})'

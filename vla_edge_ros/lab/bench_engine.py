@@ -72,8 +72,10 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
 
 def measure(shape: str, lengths: list[int], chunks: int, with_peers: bool) -> dict:
     """Return the record of one run."""
+    from vla_edge_ros.kernels.cuda.driver import Device
     from vla_edge_ros.kernels.cuda.engine import Engine
 
+    Device().close()  # tells that there is no GPU before the weights are drawn
     config = SHAPES[shape]
     slots = max(lengths) + PREFILL_TOKENS + DECODE_TOKENS
     weights = fast_random_weights(config)
@@ -103,8 +105,9 @@ def measure(shape: str, lengths: list[int], chunks: int, with_peers: bool) -> di
         from vla_edge_ros.lab.gpu_peer import measure_peers
 
         record['peers'] = measure_peers(
-            config, weights, middle, slots, PREFILL_TOKENS, DECODE_TOKENS, PEER_CHUNKS)
+            config, weights, middle, PREFILL_TOKENS, DECODE_TOKENS, PEER_CHUNKS)
     record['stage_length'] = record['peer_length'] = middle
+    record['peer_cache_slots'] = middle + PREFILL_TOKENS + DECODE_TOKENS
     return record
 
 
@@ -236,7 +239,8 @@ def document(record: dict) -> str:
         ratio = row['chunk_ms']['median'] / row['floor_ms']
         lines.append(f'| {length} | {" | ".join(cells)} | {row["floor_ms"]:.2f} | {ratio:.2f} |')
     if record['peers']:
-        lines += ['', f'Others in the same run, behind {record["peer_length"]} slots:', '']
+        lines += ['', f'Others in the same run, behind {record["peer_length"]} slots of a static '
+                  f'cache of {record["peer_cache_slots"]}, all of which they attend to:', '']
         lines += [f'- {name}: {value:.1f} ms' if isinstance(value, float) else f'- {name}: {value}'
                   for name, value in record['peers'].items()]  # fmt: skip
     lines += ['', f'Kernels of one layer behind {record["stage_length"]} slots:', '',

@@ -11,7 +11,7 @@ from vla_edge_ros.lab.torch_peer import hugging_face_model
 
 @torch.inference_mode()
 def measure_peers(
-    config, weights, length: int, slots: int, prefill_tokens: int, decode_tokens: int, chunks: int
+    config, weights, length: int, prefill_tokens: int, decode_tokens: int, chunks: int
 ) -> dict[str, float | str]:
     """
     Return the median milliseconds of a chunk by peer, or the reason why there is none.
@@ -20,8 +20,8 @@ def measure_peers(
     ----------
     config, weights
         As for the engine.
-    length, slots : int
-        Cached tokens, and the cache's size.
+    length : int
+        Cached tokens.
     prefill_tokens, decode_tokens : int
         Of a chunk.
     chunks : int
@@ -31,7 +31,7 @@ def measure_peers(
     if not torch.cuda.is_available():
         return {'hugging_face': 'torch sees no GPU'}
     model = hugging_face_model(config, weights, torch.bfloat16).to('cuda')
-    cache = StaticCache(config=model.config, max_cache_len=slots)
+    cache = StaticCache(config=model.config, max_cache_len=length + prefill_tokens + decode_tokens)
     x = torch.randn(1, length, config.hidden_size, device='cuda', dtype=torch.bfloat16)
     model.model(inputs_embeds=x, cache=cache, use_cache=True)
     first = x[:, :prefill_tokens].clone()

@@ -129,7 +129,11 @@ class CameraNode(Node):
 
     def _newest(self, message, subscription):
         """Return the last message waiting: after a stall, decoding the older ones is in vain."""
-        while (taken := subscription.handle.take_message(subscription.msg_type, False)):
+        # No more than were waiting: a publisher faster than this loop must not hold it.
+        for _ in range(IMAGES.depth):
+            taken = subscription.handle.take_message(subscription.msg_type, False)
+            if taken is None:
+                break
             message = taken[0]
             self.received += 1
             self.superseded += 1

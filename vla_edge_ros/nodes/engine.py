@@ -28,8 +28,8 @@ class PolicyParameters:
         choices=('auto', *BACKENDS), read_only=True,
     )
     weights_dtype: str = parameter(
-        'auto', 'How the weights are held in memory.', choices=('auto', 'float32', 'bfloat16'),
-        read_only=True,
+        'auto', 'How the weights are held in memory; on cuda float16 always.',
+        choices=('auto', 'float32', 'bfloat16'), read_only=True,
     )
     kv_slots: int = parameter(
         0, 'KV slots for frames, 0 takes the number of the checkpoint.', range=(0, 1_000_000),

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
-from vla_edge_ros.kernels import choose_backend, load_backend
+from vla_edge_ros.kernels import load_backend
 from vla_edge_ros.kernels.bfloat16 import to_float32
 from vla_edge_ros.kernels.memory_plan import Buffer, format_plan, total_bytes
 from vla_edge_ros.policy import vision
@@ -92,7 +92,7 @@ class Policy:
         folder : Path or str
             Checkpoint folder.
         backend : {'auto', 'cuda', 'cpu', 'reference'}
-            Kernels to run on, see ``kernels.choose_backend``.
+            Kernels to run on, see ``kernels.load_backend``.
         kv_slots : int
             Size of the frames region, slots; 0 takes the checkpoint's.
         eviction : {'semantic', 'fifo', 'uniform'}
@@ -116,8 +116,7 @@ class Policy:
         folder = Path(folder)
         config = PolicyConfig.load(folder)
         tensors = read_tensors(folder)
-        backend, reason = choose_backend(backend)
-        kernels = load_backend(backend)
+        kernels, backend = load_backend(backend, config.transformer)
         layout = CacheLayout(
             config.prompt_slots, kv_slots or config.kv_slots,
             config.slots_per_frame, config.decode_tokens)
@@ -152,7 +151,7 @@ class Policy:
             raise _too_large(layout, config, needed_mb, 'the system gave less') from None
         return cls(
             config, plan, _load_tokenizer(folder), encoder, state, transformer, cache,
-            f'{backend} ({reason})')
+            backend)
 
     def set_instruction(self, text: str) -> None:
         """

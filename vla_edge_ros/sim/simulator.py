@@ -16,7 +16,7 @@ from vla_edge_ros.clock import ManualClock, NS_PER_MS, NS_PER_S
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.policy.action_tokens import ActionChunk
-from vla_edge_ros.policy.policy import Observation, Policy
+from vla_edge_ros.policy.policy import DEFAULT_POLICY, Observation, Policy
 from vla_edge_ros.runtime.action_queue import ActionQueue
 from vla_edge_ros.runtime.admission import AdmissionController
 from vla_edge_ros.runtime.control_loop import ControlLoop, StepResult
@@ -204,7 +204,8 @@ class Simulator:
             blank = np.full((160, 192, 3), 128, np.uint8)
             self._draw = lambda: blank
         if policy is None:
-            policy = Policy.load(parameters.policy) if parameters.policy else Policy.load()
+            # The same on every machine, and one of many processes.
+            policy = Policy.load(parameters.policy or DEFAULT_POLICY, backend='cpu')
         self._policy = policy
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ one file, and the same code path makes the table of registers and spills on a ma
 GPU.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 import hashlib
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 import os
 from pathlib import Path
 import re
@@ -21,9 +21,9 @@ HOT = frozenset({
     'decode_qkv', 'decode_attention', 'decode_output', 'decode_mlp', 'decode_down', 'decode_head',
     'prefill_qkv', 'prefill_attention', 'prefill_mlp', 'prefill_partial',
 })  # fmt: skip
-_SOURCES = ('attention.py', 'compiler.py', 'constants.py', 'decode.py', 'device.py', 'prefill.py',
-            'program.py', 'ptx.py', 'tensor.py')  # fmt: skip
-_VERSIONS = ('numba-cuda', 'numba', 'llvmlite', 'nvidia-nvjitlink')
+_COMPILERS = (
+    'numba-cuda', 'numba', 'llvmlite', 'nvidia-nvvm', 'nvidia-nvjitlink', 'nvidia-nvjitlink-cu12',
+)  # fmt: skip
 
 
 class Resources(NamedTuple):
@@ -42,7 +42,7 @@ class Program(NamedTuple):
     resources: dict[str, Resources]
 
 
-def compile_program(capability: tuple[int, int], head_dim: int, report=None) -> Program:
+def compile_program(capability: tuple[int, int], head_dim: int) -> Program:
     """
     Compile every kernel for a compute capability.
 
@@ -52,8 +52,6 @@ def compile_program(capability: tuple[int, int], head_dim: int, report=None) -> 
         Such as (9, 0).
     head_dim : int
         Size of an attention head.
-    report : callable, optional
-        Called with (kernels done, of how many, name) as the work goes on.
 
     Raises
     ------
@@ -79,9 +77,7 @@ def compile_program(capability: tuple[int, int], head_dim: int, report=None) -> 
     entries = {}
     try:
         with _without_device(capability):
-            for done, (name, (function, signature)) in enumerate(kernels.items()):
-                if report is not None:
-                    report(done, len(kernels), name)
+            for name, (function, signature) in kernels.items():
                 ptx, _ = cuda.compile_ptx(function, signature, cc=capability)
                 limit = program.MAX_REGISTERS.get(name)
                 if limit:
@@ -105,12 +101,12 @@ def compile_program(capability: tuple[int, int], head_dim: int, report=None) -> 
     return Program(bytes(cubin), entries, _resources(log.decode(errors='replace'), entries))
 
 
-def load_program(capability: tuple[int, int], head_dim: int, report=None) -> Program:
+def load_program(capability: tuple[int, int], head_dim: int) -> Program:
     """Return the program from the disk cache, or compile it and put it there."""
     path = cache_directory() / f'{_key(capability, head_dim)}.safetensors'
     program = _read(path)
     if program is None:
-        program = compile_program(capability, head_dim, report)
+        program = compile_program(capability, head_dim)
         _write(path, program)
     return program
 
@@ -124,10 +120,11 @@ def cache_directory() -> Path:
 def _key(capability, head_dim) -> str:
     digest = hashlib.sha256()
     folder = Path(__file__).parent
-    for name in _SOURCES:
-        digest.update((folder / name).read_bytes())
-    for package in _VERSIONS:
-        digest.update(version(package).encode())
+    for path in sorted(folder.glob('*.py')):
+        digest.update(path.read_bytes())
+    for package in _COMPILERS:
+        with suppress(PackageNotFoundError):
+            digest.update(f'{package} {version(package)}'.encode())
     return f'sm_{capability[0]}{capability[1]}-d{head_dim}-{digest.hexdigest()[:16]}'
 
 

@@ -119,8 +119,8 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     value, row = candidates[i], chosen_rows[i]
             best[thread], rows[thread] = value, row
             best_of(best, rows)
-            # Without a number among the logits there is no best one, but a row is needed.
-            token = min(rows[0], state[FIRST_ROW] + state[NUM_ROWS] - 1)
+            # Without a number among the logits there is no best one: the first row, as on the CPU.
+            token = rows[0] if best[0] > f32(-np.inf) else state[FIRST_ROW]
             if thread == 0:
                 tokens[step - 1] = token
         if step < num_tokens:

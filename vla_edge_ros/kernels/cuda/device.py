@@ -34,7 +34,7 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     copy, arrived = ptx.make_copy(capability)
     mix, add = ptx.make_mix(MAX_SPLITS), ptx.make_sum(MAX_CHUNKS)
     device = cuda.jit(device=True)
-    f32, i32, i64 = np.float32, np.int32, np.int64
+    i32, i64 = np.int32, np.int64
 
     @device
     def block_sum(value, scratch):
@@ -147,10 +147,11 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     def mixing_shares(token, splits, extremes, heads, kv_heads, query_rows, shares):
         """Write the share of each split of each head to shared memory; 16 lanes for a head."""
         group = heads // kv_heads
-        for item in range(cuda.threadIdx.x, heads * MAX_SPLITS, THREADS):
+        # Whole warps, also with an odd number of heads: the lanes of one exchange values.
+        for item in range(cuda.threadIdx.x, (heads + 1) // 2 * 2 * MAX_SPLITS, THREADS):
             head, split = item // MAX_SPLITS, item % MAX_SPLITS
             top, total = HIDDEN, ZERO
-            if split < splits:
+            if split < splits and head < heads:
                 row = head // group * query_rows + token * group + head % group
                 place = (split * kv_heads * query_rows + row) * 2
                 top = load_float(generic_address(extremes, place))
@@ -206,4 +207,4 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     )  # fmt: skip
     functions = {function.__name__: function for function in names}
     signal, wait = ptx.make_launch_control(capability)
-    return SimpleNamespace(**functions, arrived=arrived, signal=signal, wait=wait, f32=f32)
+    return SimpleNamespace(**functions, arrived=arrived, signal=signal, wait=wait)

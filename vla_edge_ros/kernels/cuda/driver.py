@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_edge_ros.errors import BackendUnavailable, VlaEdgeError
+from vla_edge_ros.errors import BackendUnavailable
 
 _TYPES = {
     'p': ctypes.c_uint64,
@@ -15,11 +15,11 @@ _TYPES = {
 }
 
 
-class CudaError(VlaEdgeError):
+class CudaError(RuntimeError):
     """The driver reported an error; the engine cannot be used any more."""
 
     def __init__(self, what: str, error: object):
-        super().__init__(f'cuda driver must succeed in {what}, got {error}')
+        super().__init__(f'the CUDA driver failed in {what}: {error}')
 
 
 class Launch(NamedTuple):
@@ -35,12 +35,7 @@ class Launch(NamedTuple):
 
 class Device:
     """
-    One GPU through its primary context, which torch and others of this process share.
-
-    Parameters
-    ----------
-    index : int
-        Which GPU, as the driver counts.
+    The first GPU through its primary context, which torch and others of this process share.
 
     Raises
     ------
@@ -49,7 +44,7 @@ class Device:
 
     """
 
-    def __init__(self, index: int = 0):
+    def __init__(self):
         try:
             from cuda.bindings import driver
         except ImportError as error:
@@ -58,10 +53,10 @@ class Device:
         self._cu = driver
         try:
             self._call('starting', driver.cuInit(0))
-            self._device = self._call('finding a GPU', driver.cuDeviceGet(index))
+            self._device = self._call('finding a GPU', driver.cuDeviceGet(0))
+            self._context = self._call('retaining', driver.cuDevicePrimaryCtxRetain(self._device))
         except (CudaError, RuntimeError) as error:
             raise BackendUnavailable('backend cuda', 'needs an NVIDIA GPU', str(error)) from error
-        self._context = self._call('retaining', driver.cuDevicePrimaryCtxRetain(self._device))
         self.use()
         self.stream = self._call(
             'making a stream',
@@ -92,6 +87,11 @@ class Device:
         """Name of the product."""
         raw = self._call('naming', self._cu.cuDeviceGetName(96, self._device))
         return raw.split(b'\0')[0].decode()
+
+    @property
+    def cuda_major(self) -> int:
+        """Major version of CUDA that the driver knows."""
+        return self._call('asking for the version', self._cu.cuDriverGetVersion()) // 1000
 
     def memory(self) -> tuple[int, int]:
         """Return the free and the total bytes of the device."""
@@ -132,11 +132,6 @@ class Device:
             self._functions[name] = self._call(
                 name, self._cu.cuModuleGetFunction(self._module, entry.encode()))
 
-    def allow_shared(self, name: str, num_bytes: int) -> None:
-        """Let a kernel take more dynamic shared memory than the default 48 KiB."""
-        key = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call(name, self._cu.cuFuncSetAttribute(self._functions[name], key, num_bytes))
-
     def prepare(
         self, name: str, grid: Sequence[int], threads: int, kinds: str, *values, shared: int = 0
     ) -> Launch:
@@ -176,11 +171,6 @@ class Device:
         """Queue a copy from the device."""
         self._call('copying out', self._cu.cuMemcpyDtoHAsync(
             array.ctypes.data, address, array.nbytes, self.stream))
-
-    def copy(self, target: int, source: int, num_bytes: int) -> None:
-        """Queue a copy on the device."""
-        self._call('copying', self._cu.cuMemcpyDtoDAsync(
-            target, source, num_bytes, self.stream))
 
     def wait(self) -> None:
         """Wait until all that was queued is done."""

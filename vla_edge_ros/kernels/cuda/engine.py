@@ -1,7 +1,8 @@
 """
-The decoder on a GPU: compiled, packed and recorded when it is made; then two launches a chunk.
+The decoder on a GPU: compiled, packed and recorded; then two launches a chunk.
 
-A prefill and a greedy decode are one recorded graph each. The host writes the state (slots by
+A prefill and a greedy decode are one recorded graph each, the latter for every number of tokens
+when it is first asked for. The host writes the state (slots by
 rank, counts, the first token) into pinned memory, starts the graph and waits; nothing happens on
 the host for a layer or a token.
 """
@@ -42,8 +43,6 @@ class Engine:
         Not looked at: matrices are held as float16, see ``layout.pack_matrix``.
     total_slots, max_tokens : int
         Cache slots, and the most tokens of one prefill; more than 32 run in parts.
-    report : callable, optional
-        Called with (kernels done, of how many, name) while kernels are compiled.
 
     Raises
     ------
@@ -54,13 +53,11 @@ class Engine:
 
     """
 
-    def __init__(
-        self, config, tensors, weights_dtype: str, total_slots: int, max_tokens: int, report=None
-    ):
+    def __init__(self, config, tensors, weights_dtype: str, total_slots: int, max_tokens: int):
         plan = layout.memory_plan(config, weights_dtype, total_slots, max_tokens)
         self.device = device = Device()
         self._finalizer = weakref.finalize(self, device.close)
-        program = load_program(device.capability, config.head_dim, report)
+        program = load_program(device.capability, config.head_dim)
         device.load(program.cubin, program.entries)
         self._config = config
         self._at = {buffer.name: device.allocate(buffer.bytes) for buffer in plan}

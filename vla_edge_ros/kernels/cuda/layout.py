@@ -30,13 +30,14 @@ def check_config(config) -> None:
         ('hidden_size', config.hidden_size, STEP),
         ('intermediate_size', config.intermediate_size, STEP),
         ('head_dim', config.head_dim, 32),
-        ('num_attention_heads * head_dim', config.query_size, STEP),
     ):
         if value % multiple:
             raise ConfigError(name, f'must be a multiple of {multiple} on backend cuda', value)
     for name, value, most in (
         ('num_attention_heads', config.num_attention_heads, MAX_HEADS),
-        # A block holds a row of them in 36 KiB of shared memory.
+        ('head_dim', config.head_dim, 128),
+        ('num_attention_heads * head_dim', config.query_size, 12288),
+        # A block holds a row of them in shared memory, of which it has 48 KiB.
         ('hidden_size', config.hidden_size, 3680),
         ('intermediate_size', config.intermediate_size, 18432),
     ):
@@ -146,7 +147,7 @@ def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -
         Buffer('logits', (tiles(config.vocab_size) * 16,), f32),
         Buffer('candidates', (MAX_CANDIDATES,), f32),
         Buffer('candidate_rows', (MAX_CANDIDATES,), i32),
-        Buffer('tokens', (ranks,), i32),
+        Buffer('tokens', (max(ranks, TOKENS),), i32),
     ]
     if not config.tie_word_embeddings:
         plan.append(matrix('head', config.vocab_size, hidden))

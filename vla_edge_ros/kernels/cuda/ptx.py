@@ -109,7 +109,9 @@ def block_of(lines: Sequence[str]) -> str:
 
 
 to_half = assembly(
-    '{ .reg .f32 x; max.f32 x, $1, 0fC77FE000; min.f32 x, x, 0f477FE000; cvt.rn.f16.f32 $0, x; }',
+    # The clamp loses a NaN, so it is put back.
+    '{ .reg .f32 x; .reg .pred p; max.f32 x, $1, 0fC77FE000; min.f32 x, x, 0f477FE000; '
+    'setp.nan.f32 p, $1, $1; @p mov.f32 x, 0f7FFFFFFF; cvt.rn.f16.f32 $0, x; }',
     (types.float32,), types.uint16,
 )  # fmt: skip
 """float32 to the bits of the nearest float16, saturating at its largest number."""
