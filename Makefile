@@ -40,7 +40,7 @@ test: $(SET_UP)
 	$(VENV)/bin/python -m pytest
 
 parity: $(TORCH)
-	$(VENV)/bin/python -m vla_edge_ros.lab.parity
+	$(VENV)/bin/vla-edge parity
 	$(VENV)/bin/python -m pytest test/test_training.py test/test_parity.py
 
 kernels: $(CUDA)

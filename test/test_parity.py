@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vla_edge_ros import cli
 from vla_edge_ros.kernels import cpu, reference
 from vla_edge_ros.lab.parity import Case, compare, COSINE_FLOOR, cosines
 from vla_edge_ros.lab.random_model import random_weights, TINY
+from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.decoder import Transformer
 from vla_edge_ros.policy.weights import load_weights
@@ -66,3 +68,25 @@ def test_live_hugging_face_agrees_on_the_default_shape(weights_dtype):
     record = compare(Case('default shape', TINY, weights))
     assert record['passed'], record
     assert min(record['cosine'].values()) >= COSINE_FLOOR
+
+
+def test_behind_a_filled_cache_the_compared_tokens_are_the_last_ones():
+    pytest.importorskip('torch', reason='torch is not installed: make parity does')
+    case = Case('tiny', TINY, random_weights(TINY, 3, 'bfloat16'))
+    record = compare(case, filled=71)
+    assert record['passed'] and record['slots'] == 71
+    assert record['greedy_tokens']['before_a_tie'] == record['greedy_tokens']['of']
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--model', 'random:7b'], '--model must be a folder, or random: with one of 0.5b, 1.5b'),
+        (['--model', 'nowhere'], '--model must be a folder with a config.json, got'),
+        (['--slots', '-1'], '--slots must be in 0..32000, got -1'),
+    ],
+)
+def test_wrong_options_of_parity_are_told_in_one_line(words, message, capsys):
+    pytest.importorskip('torch', reason='torch is not installed: make parity does')
+    assert cli.run(['parity', *words], StopRequest()) == 2
+    assert message in capsys.readouterr().err

@@ -15,6 +15,7 @@ COMMANDS = {
     'sim': ('vla_edge_ros.sim.episode', 'run episodes in virtual time, without ROS'),
     'replay': ('vla_edge_ros.replay.replay', 'run a recorded bag through the policy'),
     'bench': ('vla_edge_ros.lab.bench_engine', 'measure the CUDA engine on a GPU'),
+    'parity': ('vla_edge_ros.lab.parity', 'compare the decoder with Hugging Face'),
     'train': ('vla_edge_ros.lab.train.train', 'train the embedded default policy'),
     'doctor': ('vla_edge_ros.doctor', 'check this machine and measure the policy on it'),
 }

@@ -16,13 +16,12 @@ import time
 import numpy as np
 
 from vla_edge_ros.errors import ConfigError
-from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, QWEN_3B
+from vla_edge_ros.lab.random_model import SHAPES
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_file, write_text
 from vla_edge_ros.policy.weights import expected_shapes
 
-SHAPES = {'0.5b': QWEN_0_5B, '1.5b': QWEN_1_5B, '3b': QWEN_3B}
 PREFILL_TOKENS, DECODE_TOKENS = 32, 8
 WARM_UP = 20
 PEER_CHUNKS = 20

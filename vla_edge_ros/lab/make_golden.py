@@ -41,7 +41,7 @@ def write_case(folder: Path, config: TransformerConfig, dtype: torch.dtype) -> N
         layers=np.stack(layers),
         hidden=hidden,
         logits=logits,
-        greedy=np.array(hugging_face_greedy(model, token_ids, GREEDY_TOKENS), np.int32),
+        greedy=np.array(hugging_face_greedy(model, token_ids, GREEDY_TOKENS)[0], np.int32),
     )
 
 

