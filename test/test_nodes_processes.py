@@ -208,6 +208,16 @@ def test_a_signal_at_any_moment_of_the_start_ends_every_node_clean(start, enviro
     assert not end_all(children, number)
 
 
+def test_a_domain_with_what_a_killed_process_left_is_avoided_while_there_are_others(tmp_path):
+    for domain_id in range(1, 102):
+        if domain_id != 58:
+            name = 'sem.fastdds_port{}_mutex' if domain_id % 2 else 'fastrtps_port{}'
+            (tmp_path / name.format(7400 + 250 * domain_id + 11)).touch()
+    assert free_domain_id(tmp_path) == 58
+    (tmp_path / 'fastrtps_port21900').touch()
+    assert 1 <= free_domain_id(tmp_path) <= 101
+
+
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_interrupts_loading_and_compiling(start, environment, number):
     command = fake_reasoning_command(autostart=True)

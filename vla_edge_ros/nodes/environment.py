@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ DDS_PROFILE = 'fastdds_large_images.xml'
 PROFILE_VARIABLES = ('FASTRTPS_DEFAULT_PROFILES_FILE', 'FASTDDS_DEFAULT_PROFILES_FILE')
 JAZZY_RCLPY_MAJOR = 7
 MAX_DOMAIN_ID = 101
+FIRST_PORT, PORTS_A_DOMAIN = 7400, 250
+"""As the DDS specification gives them to domains."""
 
 
 def share_directory() -> Path:
@@ -49,14 +52,21 @@ def profile_variables() -> dict[str, str]:
     return {variable: str(share_directory() / 'config' / DDS_PROFILE)}
 
 
-def free_domain_id() -> int:
-    """Return a ROS domain whose first discovery port nobody on this machine uses."""
-    start = random.SystemRandom().randrange(MAX_DOMAIN_ID)
-    for offset in range(MAX_DOMAIN_ID):
-        domain_id = 1 + (start + offset) % MAX_DOMAIN_ID
+def free_domain_id(shared_memory: Path = Path('/dev/shm')) -> int:
+    """
+    Return a ROS domain whose first discovery port nobody on this machine uses.
+
+    Domains are avoided in which a killed process left its ports in ``shared_memory``: the locks
+    among them can keep Fast DDS from cleaning up after the next one.
+    """
+    ports = [re.search(r'_port(\d+)', path.name) for path in shared_memory.glob('*fast*_port*')]
+    left = {(int(port[1]) - FIRST_PORT) // PORTS_A_DOMAIN for port in ports if port}
+    domain_ids = list(range(1, MAX_DOMAIN_ID + 1))
+    random.SystemRandom().shuffle(domain_ids)
+    for domain_id in sorted(domain_ids, key=left.__contains__):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
-                probe.bind(('127.0.0.1', 7410 + 250 * domain_id))
+                probe.bind(('127.0.0.1', FIRST_PORT + 10 + PORTS_A_DOMAIN * domain_id))
             except OSError:
                 continue
             return domain_id
