@@ -9,6 +9,7 @@ GPU.
 from contextlib import contextmanager, suppress
 import hashlib
 from importlib.metadata import PackageNotFoundError, version
+import json
 import os
 from pathlib import Path
 import re
@@ -129,8 +130,6 @@ def _key(capability, head_dim) -> str:
 
 
 def _read(path: Path) -> Program | None:
-    import json
-
     from safetensors import safe_open, SafetensorError
 
     try:
@@ -144,8 +143,6 @@ def _read(path: Path) -> Program | None:
 
 
 def _write(path: Path, program: Program) -> None:
-    import json
-
     import numpy as np
     from safetensors.numpy import save
 

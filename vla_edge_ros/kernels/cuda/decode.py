@@ -51,14 +51,16 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
     f32, i32, i64 = np.float32, np.int32, np.int64
 
     @cuda.jit(device=True)
-    def normalise(residual, kept, sums, num_sums, size, eps, x, floats, scratch):
+    def normalise(residual, kept, sums, num_sums, gain, size, eps, x, floats, scratch):
         """
-        Complete the residual, and write it RMS-normalised to ``x`` as float16.
+        Wait for the kernel ahead, complete the residual, write it RMS-normalised to ``x``.
 
-        The gain waits in ``floats`` behind the row. The first block keeps the residual for the
-        next normalisation, where nobody reads it yet.
+        ``floats`` lies over ``x`` and holds the row and the gain behind it. The first block keeps
+        the residual for the next normalisation, where nobody reads it yet.
         """
         first = size // 2
+        copy_row(gain, 4 * size, floats, first + size)
+        wait()
         copy_row(residual, 4 * size, floats, first)
         arrived()
         cuda.syncthreads()
@@ -148,9 +150,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         bring(generic_address(cosine, rank * half_dim), half_dim * 4)
         bring(generic_address(sine, rank * half_dim), half_dim * 4)
         slot = order[rank]
-        copy_row(gain, 4 * size, floats, size // 2 + size)
-        wait()
-        normalise(residual, kept, prior, num_prior, size, eps, x, floats, scratch)
+        normalise(residual, kept, prior, num_prior, gain, size, eps, x, floats, scratch)
         signal()
         for tile in range(first, stop, BATCH):
             count = min(stop - tile, BATCH)
@@ -197,9 +197,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         scratch = cuda.shared.array(WARPS, F32)
         size = steps * STEP
         bring_weights(weights, tiles, steps, 1)
-        copy_row(gain, 4 * size, floats, size // 2 + size)
-        wait()
-        normalise(residual, kept, prior, num_prior, size, eps, x, floats, scratch)
+        normalise(residual, kept, prior, num_prior, gain, size, eps, x, floats, scratch)
         signal()
         first, stop, low, high = share(tiles, steps, 1)
         for tile in range(first, stop, BATCH):
@@ -244,9 +242,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         tiles = ((stop_row + 15) >> 4) - origin
         weights += i64(origin) * steps * TILE_BYTES
         bring_weights(weights, tiles, steps, 1)
-        copy_row(gain, 4 * size, floats, size // 2 + size)
-        wait()
-        normalise(residual, kept, prior, num_prior, size, eps, x, floats, scratch)
+        normalise(residual, kept, prior, num_prior, gain, size, eps, x, floats, scratch)
         if normed:
             for k in range(cuda.threadIdx.x, size, THREADS):
                 x[k] = to_half(floats[size // 2 + k])

@@ -137,7 +137,7 @@ class Engine:
         self._set_rows(first_row, num_rows)
         self._host_rows[0] = hidden
         device.copy_in(self._at['state'], self._host_state)
-        device.copy_in(self._at['residual'], self._host_rows)
+        device.copy_in(self._at['residual'], self._host_rows[:1])
         device.launch(self._launches.head(normed=True))
         out = np.empty(num_rows, np.float32)
         device.copy_out(out, self._at['logits'] + 4 * first_row)

@@ -90,7 +90,7 @@ class Launches:
         """Write logits and the best row of every block."""
         at, config = self._at, self._config
         last = 2 * config.num_hidden_layers
-        chunks = 0 if normed else self._chunks('down')
+        chunks = 0 if normed else self._down_chunks
         return self._device.prepare(
             'decode_head', (self._head_blocks,), THREADS, 'pi' + 'pppipf' + 'pi' + 'ppp',
             at['head'], config.hidden_size // STEP,
@@ -106,7 +106,7 @@ class Launches:
         rows = layout.query_rows(config, TOKENS)
         tiles = self._tiles
         attention, warps = self._attention(layer, step, single=True)
-        down, output = self._chunks('down'), self._chunks('output')
+        down = self._down_chunks
         return [
             prepare(
                 'decode_qkv', (min(tiles['qkv'], 2 * self._processors),), THREADS,
@@ -118,15 +118,16 @@ class Launches:
                 shared=10 * hidden),
             attention,
             prepare(
-                'decode_output', (tiles['output'] * output,), THREADS,
+                # In one chunk: each block would mix the attention anew.
+                'decode_output', (tiles['output'],), THREADS,
                 'piii' + 'ppp' + 'iiiii' + 'p', self.layer('output', layer), tiles['output'],
-                config.query_size // STEP, output, at['partials'], at['extremes'], at['state'],
+                config.query_size // STEP, 1, at['partials'], at['extremes'], at['state'],
                 step, heads, kv_heads, rows, warps, at['sums'], shared=2 * config.query_size),
             prepare(
                 'decode_mlp', (min(tiles['gate_up'], 2 * self._processors),), THREADS,
                 'pii' + 'pppipf' + 'p', self.layer('gate_up', layer), tiles['gate_up'],
                 hidden // STEP,
-                *self._row(2 * layer + 1, output, self.layer('mlp_norm', layer)), at['inner'],
+                *self._row(2 * layer + 1, 1, self.layer('mlp_norm', layer)), at['inner'],
                 shared=10 * hidden),
             prepare(
                 'decode_down', (tiles['output'] * down,), THREADS, 'piii' + 'pp',
@@ -212,9 +213,8 @@ class Launches:
         names = ('keys', 'values', 'rotated', 'pairs')
         return (*(self.layer(name, layer) for name in names), self._at['queries'])
 
-    def _chunks(self, name: str) -> int:
-        """Return in how many chunks decode splits a product onto the residual."""
-        if name == 'output':
-            return 1  # more were slower: each block mixes the attention anew
+    @property
+    def _down_chunks(self) -> int:
+        """In how many chunks decode splits the depth of the way back from the MLP."""
         wanted = round(2 * self._processors / self._tiles['output'])
         return max(min(wanted, MAX_CHUNKS, self._config.intermediate_size // STEP // WARPS), 1)
