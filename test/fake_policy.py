@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.kernels.memory_plan import Buffer
 from vla_edge_ros.policy.action_tokens import ActionChunk
 from vla_edge_ros.telemetry.stages import Stage
 
@@ -32,6 +33,7 @@ class FakePolicy:
         )
         self.cache = SimpleNamespace(layout=SimpleNamespace(max_frames=2))
         self.backend = 'fake (asked for)'
+        self.memory_plan = [Buffer('brightness', (20, 24), 'float32')]
         self.instruction = None
         self.error = None
         self.instructions = []

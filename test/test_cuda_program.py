@@ -92,18 +92,15 @@ def test_a_network_the_kernels_cannot_run_is_refused_by_field(change, message):
         layout.check_config(replace(TINY, **change))
 
 
-class FakeDevice:
+class FakeGpu:
     name, capability, cuda_major = 'Some GPU', (9, 0), 13
-
-    def close(self):
-        pass
 
 
 def test_auto_takes_the_cpu_where_there_is_no_gpu_and_says_why(monkeypatch):
     def fail():
         raise BackendUnavailable('backend cuda', 'needs an NVIDIA GPU', 'NO_DEVICE')
 
-    monkeypatch.setattr(driver, 'Device', fail)
+    monkeypatch.setattr(driver, 'Gpu', fail)
     module, backend = load_backend('auto', TINY)
     assert module.__name__.endswith('.cpu') and backend == 'cpu (no CUDA: NO_DEVICE)'
     with pytest.raises(ConfigError, match='backend must be one of auto, cuda, cpu, reference'):
@@ -123,10 +120,10 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu_and_says_why(monkeypatch):
 def test_auto_takes_a_gpu_only_where_it_can_run_the_network(
     monkeypatch, change, installed, config, reason
 ):
-    fake = FakeDevice()
+    fake = FakeGpu()
     for name, value in change.items():
         setattr(fake, name, value)
-    monkeypatch.setattr(driver, 'Device', lambda: fake)
+    monkeypatch.setattr(driver, 'Gpu', lambda: fake)
     monkeypatch.setattr(available.util, 'find_spec', lambda name: installed or None)
     monkeypatch.setattr(available, 'version', lambda name: '13.0.3')
     found, why = available.find_gpu(config)

@@ -7,12 +7,19 @@ import sys
 import numpy as np
 import pytest
 
-from vla_edge_ros.errors import ShapeError
+from vla_edge_ros.errors import ConfigError, ShapeError
 from vla_edge_ros.kernels import cpu, reference
 from vla_edge_ros.kernels.bfloat16 import to_bfloat16
 from vla_edge_ros.kernels.cpu.compiled import compiled
 from vla_edge_ros.kernels.cpu.elementwise import exponential
-from vla_edge_ros.kernels.memory_plan import Buffer, format_plan, total_bytes
+from vla_edge_ros.kernels.memory_plan import (
+    Buffer,
+    check_budgets,
+    format_plan,
+    GPU,
+    PINNED,
+    total_bytes,
+)
 
 RELATIVE = 2e-6  # of the largest output: float32 sums in another order
 
@@ -156,8 +163,38 @@ def test_a_changed_kernel_reaches_callers_in_other_files(tmp_path):
 
 
 def test_a_plan_is_a_table_with_a_sum():
-    plan = [Buffer('keys', (2, 3), 'float32'), Buffer('order', (5,), 'int32')]
-    assert total_bytes(plan) == 44
-    lines = format_plan(plan).splitlines()
-    assert lines[0].split() == ['keys', '2x3', 'float32', '24']
-    assert lines[-1].split() == ['total', '44']
+    plan = [Buffer('keys', (2, 300), 'float32'), Buffer('order', (5000,), 'int32')]
+    assert total_bytes(plan) == 22_400
+    head, keys, order, total = (line.split() for line in format_plan(plan).splitlines())
+    assert head == ['buffer', 'shape', 'dtype', 'place', 'MB']
+    assert keys == ['keys', '2x300', 'float32', 'main', '0.002']
+    assert order == ['order', '5000', 'int32', 'main', '0.020']
+    assert total == ['total', 'main', '0.022']
+
+
+def test_a_plan_of_several_memories_has_the_sum_of_each_and_says_what_it_leaves_out():
+    plan = [
+        Buffer('weights', (1000, 1000), 'float16', GPU),
+        Buffer('sent', (250_000,), 'int32', PINNED)]
+    *_, gpu, pinned, total, note = format_plan(plan).splitlines()
+    assert gpu.split() == ['total', 'GPU', '2.000']
+    assert pinned.split() == ['total', 'pinned', '1.000']
+    assert total.split() == ['total', '3.000']
+    assert note.startswith('not counted: ')
+
+
+def test_each_budget_counts_its_memory_and_pinned_memory_counts_in_both():
+    plan = [
+        Buffer('weights', (4_000_000,), 'uint8', GPU), Buffer('sent', (500_000,), 'uint8', PINNED),
+        Buffer('vision', (2_000_000,), 'uint8')]
+    check_budgets(plan, memory_budget_mb=2.5, vram_budget_mb=4.5)
+    check_budgets(plan, memory_budget_mb=0.0, vram_budget_mb=0.0)
+    for name, budget_mb, needed_mb, absent in (
+        ('memory_budget_mb', 2.4, 2.5, 'weights'), ('vram_budget_mb', 4.4, 4.5, 'vision')
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_budgets(plan, **{name: budget_mb})
+        first, *table = str(caught.value).splitlines()
+        assert first == f'{name} must be >= the {needed_mb} MB of this policy, got {budget_mb}'
+        assert any(row.startswith('sent') for row in table)
+        assert not any(row.startswith(absent) for row in table)

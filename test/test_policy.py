@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,6 +40,17 @@ def checkpoint(tmp_path):
     folder = tmp_path / 'policy'
     shutil.copytree(DEFAULT_POLICY, folder)
     return folder
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """Return a GPU that can be asked for its memory; nothing can be made on it."""
+    from vla_edge_ros.kernels.cuda import engine
+
+    gpu = SimpleNamespace(memory_bytes=10**9)
+    monkeypatch.setattr(engine, 'Gpu', lambda: gpu)
+    monkeypatch.setattr(engine, 'Device', None)
+    return gpu
 
 
 def frames(count, seed=0):
@@ -316,6 +328,38 @@ def test_a_policy_over_its_memory_budget_is_refused_with_the_table(loaded):
     assert Policy.load(memory_budget_mb=needed_mb + 0.01).config == loaded.config
 
 
+@pytest.mark.parametrize(('options', 'words'), [
+    ({'memory_budget_mb': 1.0}, 'memory_budget_mb must be >= the'),
+    ({'vram_budget_mb': 1.0}, 'vram_budget_mb must be >= the'),
+    ({'weights_dtype': 'int8'}, 'weights_dtype must be one of'),
+])
+def test_no_weight_is_read_for_a_policy_that_is_refused(monkeypatch, fake_gpu, options, words):
+    """The header of the file tells all that is needed; the GPU is not touched either."""
+    monkeypatch.setattr(policy_module, 'read_tensors', None)
+    with pytest.raises(ConfigError, match=words):
+        Policy.load(backend='cuda', **options)
+
+
+def test_the_budget_of_the_gpu_counts_what_lies_there_and_in_pinned_memory(fake_gpu):
+    """Not the vision encoder, which the processor runs."""
+    with pytest.raises(ConfigError) as caught:
+        Policy.load(backend='cuda', vram_budget_mb=1.0)
+    _, head, *rows, note = str(caught.value).splitlines()
+    assert head.split() == ['buffer', 'shape', 'dtype', 'place', 'MB']
+    assert {row.split()[0] for row in rows} >= {'embedding', 'keys', 'host_state', 'total'}
+    assert not any(row.startswith('vision') for row in rows)
+    assert 'not counted' in note
+
+
+def test_a_policy_larger_than_the_gpu_is_refused_before_anything_is_allocated(
+        monkeypatch, fake_gpu):
+    """In one line, with what is planned and what is there."""
+    fake_gpu.memory_bytes = 1_500_000
+    monkeypatch.setattr(policy_module, 'read_tensors', None)
+    with pytest.raises(ConfigError, match=r'MB are planned, there are 1\.5 MB of GPU memory'):
+        Policy.load(backend='cuda')
+
+
 @pytest.mark.parametrize(('key', 'field', 'value'), [
     ('kv_slots', 'kv_slots', 32 * 10**11),
     ('prompt_slots', 'vla.prompt_slots', 10**12),
@@ -326,8 +370,8 @@ def test_a_policy_larger_than_the_machine_is_refused_before_anything_is_allocate
         checkpoint, monkeypatch, backend, key, field, value):
     """In one line, with what is planned and what is there."""
     edit_config(checkpoint, **{key: value})
-    monkeypatch.setattr(policy_module, 'KVCache', None)
-    with pytest.raises(ConfigError, match=r'MB are planned, this machine has \d+') as caught:
+    monkeypatch.setattr(policy_module, 'read_tensors', None)
+    with pytest.raises(ConfigError, match=r'MB are planned, there are \d+') as caught:
         Policy.load(checkpoint, backend=backend)
     assert str(caught.value).startswith(f'{field} must leave the policy enough memory: ')
     assert str(caught.value).endswith(f'got {value}') and '\n' not in str(caught.value)

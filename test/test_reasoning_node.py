@@ -161,6 +161,12 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_the_node_unconfigured_and_ret
     assert robot.node.trigger_configure() is SUCCESS and robot.node.last_error == ''
 
 
+def test_configuring_logs_the_memory_plan(make_robot, capfd):
+    assert make_robot().node.trigger_configure() is SUCCESS
+    logged = capfd.readouterr().err
+    assert 'brightness  20x24  float32  main   0.002' in logged.splitlines()
+
+
 def test_an_unforeseen_error_is_logged_with_its_traceback_and_recovered_from(make_robot, capfd):
     def load(_):
         raise ZeroDivisionError('planted')

@@ -15,7 +15,9 @@ from vla_edge_ros.policy.weights import (
     check_weights,
     expected_shapes,
     load_weights,
+    read_header,
     read_tensors,
+    Stored,
 )
 
 CONFIG = TransformerConfig(11, 8, 12, 2, 2, 1, 4)
@@ -50,6 +52,32 @@ def test_shards_are_joined_by_their_index(tmp_path, tensors):
     index = tmp_path / 'model.safetensors.index.json'
     index.write_text(json.dumps({'weight_map': weight_map}), encoding='utf-8')
     assert set(load_weights(tmp_path, CONFIG)) == set(tensors)
+
+
+def test_the_header_tells_dtype_and_shape_of_what_would_be_read(tmp_path, tensors):
+    stored = {'half': np.ones(3, np.float16), **tensors}
+    save_file(stored, tmp_path / 'a.safetensors')
+    write_raw(tmp_path / 'b.safetensors', 'BF16', [2, 1], bytes(4))
+    names = dict.fromkeys(stored, 'a.safetensors') | {'x': 'b.safetensors'}
+    index = tmp_path / 'model.safetensors.index.json'
+    index.write_text(json.dumps({'weight_map': names}), encoding='utf-8')
+    read = read_tensors(tmp_path)
+    assert set(read) == set(names)
+    assert read_header(tmp_path) == {
+        name: Stored(tensor.dtype, tensor.shape) for name, tensor in read.items()}
+
+
+def test_a_header_is_refused_as_its_file_would_be(tmp_path, tensors):
+    file = tmp_path / 'model.safetensors'
+    with pytest.raises(WeightsError, match='readable safetensors'):
+        read_header(tmp_path)
+    save_file({'x': np.arange(3)}, file)
+    with pytest.raises(WeightsError, match='x dtype must be one of F32, F16, BF16'):
+        read_header(tmp_path)
+    save_file(tensors, file)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(WeightsError, match='readable safetensors'):
+        read_header(tmp_path)
 
 
 def test_an_index_cannot_point_outside_its_folder(tmp_path):

@@ -42,8 +42,11 @@ class PolicyParameters:
     pin_first: bool = parameter(False, 'The first frame never leaves.', read_only=True)
     pin_newest: bool = parameter(True, 'The newest frame never leaves.', read_only=True)
     memory_budget_mb: float = parameter(
-        0.0, 'Configuring is refused when the engine needs more, 0 for no limit.', unit='MB',
-        range=(0.0, 1e6), read_only=True,
+        0.0, 'Configuring is refused when the policy needs more main memory, 0 for no limit.',
+        unit='MB', range=(0.0, 1e6), read_only=True,
+    )
+    vram_budget_mb: float = parameter(
+        0.0, 'The same for GPU and pinned memory.', unit='MB', range=(0.0, 1e6), read_only=True,
     )
 
     def __post_init__(self):

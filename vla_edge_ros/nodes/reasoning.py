@@ -21,6 +21,7 @@ from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
 
 from vla_edge_ros.clock import Clock, MonotonicClock
+from vla_edge_ros.kernels.memory_plan import format_plan
 from vla_edge_ros.nodes import engine
 from vla_edge_ros.nodes.camera import frame_buffer_name, FrameBufferParameters
 from vla_edge_ros.nodes.control_thread import ControlThread
@@ -151,6 +152,7 @@ class ReasoningNode(ManagedNode):
     def _setup(self) -> None:
         with self._interruptible():
             self._policy = self._load_policy(self.parameters[engine.PolicyParameters])
+            self.get_logger().info(f'memory plan:\n{format_plan(self._policy.memory_plan)}')
             if warning := self._inputs.attach(self._policy):
                 self.get_logger().warning(warning)
             self._check_parameters(self.parameters)

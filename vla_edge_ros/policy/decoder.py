@@ -9,7 +9,7 @@ The seam between model and machine: a backend is a module (``kernels.cpu``,
 - ``memory_plan(config, weights_dtype, total_slots, max_tokens)``;
 - ``Engine(config, tensors, weights_dtype, total_slots, max_tokens)`` with ``embed``,
   ``forward``, ``logits`` and ``decode_greedy``, each one launch for as many layers and tokens
-  as it covers, and ``Engine.memory_mb()``, what there is for it.
+  as it covers, and ``Engine.memory_mb()``, what there is of each memory.
 
 Everything above that line is here, once: what a slot list may be, which weights type is held,
 what is refused. An engine trusts its caller.
@@ -19,6 +19,7 @@ position ``i``, new tokens follow at ``len(context_slots)``, and token ``j`` of 
 whole context and the new tokens up to itself. Which slot holds what is ``kv_cache.py``'s.
 """
 
+from collections.abc import Mapping
 from types import ModuleType
 
 import numpy as np
@@ -27,11 +28,12 @@ from vla_edge_ros.errors import ConfigError, ShapeError
 from vla_edge_ros.kernels.checks import check_array
 from vla_edge_ros.kernels.memory_plan import Buffer
 from vla_edge_ros.policy.config import TransformerConfig
+from vla_edge_ros.policy.weights import Stored
 
 WEIGHTS_DTYPES = ('auto', 'float32', 'bfloat16')
 
 
-def resolve_weights_dtype(weights_dtype: str, tensors: dict[str, np.ndarray]) -> str:
+def resolve_weights_dtype(weights_dtype: str, tensors: Mapping[str, np.ndarray | Stored]) -> str:
     """
     Return 'float32' or 'bfloat16'; 'auto' takes what the checkpoint's embedding is stored as.
 

@@ -16,14 +16,26 @@ from tokenizers import Tokenizer
 from vla_edge_ros.errors import ConfigError, ShapeError, WeightsError
 from vla_edge_ros.kernels import load_backend
 from vla_edge_ros.kernels.bfloat16 import to_float32
-from vla_edge_ros.kernels.memory_plan import Buffer, format_plan, total_bytes
+from vla_edge_ros.kernels.memory_plan import (
+    Buffer,
+    check_budgets,
+    LYING_IN,
+    select,
+    total_bytes,
+)
 from vla_edge_ros.policy import vision
 from vla_edge_ros.policy.action_tokens import ActionChunk, ActionTokenizer
 from vla_edge_ros.policy.decoder import resolve_weights_dtype, Transformer
 from vla_edge_ros.policy.eviction import make_eviction_policy
 from vla_edge_ros.policy.kv_cache import CacheLayout, KVCache
 from vla_edge_ros.policy.policy_config import PolicyConfig
-from vla_edge_ros.policy.weights import check_weights, read_tensors
+from vla_edge_ros.policy.weights import (
+    check_shapes,
+    check_weights,
+    expected_shapes,
+    read_header,
+    read_tensors,
+)
 from vla_edge_ros.telemetry.stages import Stage
 
 MAX_DEVIATIONS = 100.0
@@ -55,7 +67,7 @@ class Policy:
     ):
         self.config: PolicyConfig = config
         self.memory_plan: list[Buffer] = memory_plan
-        """Every buffer of the engine: name, shape, dtype, bytes."""
+        """Every buffer of the policy: name, shape, dtype, place."""
         self.backend: str = backend
         """The kernels it runs on, and why."""
         self.instruction: str | None = None
@@ -83,6 +95,7 @@ class Policy:
         pin_newest: bool = True,
         weights_dtype: str = 'auto',
         memory_budget_mb: float = 0.0,
+        vram_budget_mb: float = 0.0,
     ) -> 'Policy':
         """
         Load ``config.json``, ``model.safetensors`` and the tokenizer from a folder.
@@ -101,42 +114,46 @@ class Policy:
             Frames that never leave.
         weights_dtype : {'auto', 'float32', 'bfloat16'}
             How the weights are held in memory.
-        memory_budget_mb : float
-            The engine may not take more, MB, of the GPU's memory on ``cuda``; 0 for no limit.
+        memory_budget_mb, vram_budget_mb : float
+            The policy may not hold more of main memory, and of the GPU's and pinned memory, MB; 0
+            for no limit. Loading itself takes the size of the checkpoint besides.
 
         Raises
         ------
         WeightsError
             A file is missing, corrupt, or does not fit ``config.json``.
         ConfigError
-            A value is out of range, or the memory plan exceeds the budget or the memory of the
-            machine; nothing has been allocated then. Over the budget, the message holds the plan.
+            A value is out of range, or the memory plan exceeds a budget or the memory of the
+            machine; no weight has been read and nothing allocated then. Over a budget, the
+            message holds the plan.
 
         """
         folder = Path(folder)
         config = PolicyConfig.load(folder)
-        tensors = read_tensors(folder)
+        header = read_header(folder)
+        shapes = _extra_shapes(config)
+        check_shapes(header, expected_shapes(config.transformer) | shapes)
+        weights_dtype = resolve_weights_dtype(weights_dtype, header)
         kernels, backend = load_backend(backend, config.transformer)
         layout = CacheLayout(
             config.prompt_slots, kv_slots or config.kv_slots,
             config.slots_per_frame, config.decode_tokens)
-        decoder_weights = check_weights(tensors, config.transformer)
-        weights_dtype = resolve_weights_dtype(weights_dtype, decoder_weights)
         max_tokens = max(config.slots_per_frame, config.prompt_slots)
         plan = [
             *kernels.memory_plan(
                 config.transformer, weights_dtype, layout.total_slots, max_tokens),
-            *(Buffer(name, shape, 'float32') for name, shape in _extra_shapes(config).items()),
+            *(Buffer(name, shape, 'float32') for name, shape in shapes.items()),
             *vision.buffer_plan(config),
         ]
-        needed_mb = total_bytes(plan) / 1e6
-        if memory_budget_mb and needed_mb > memory_budget_mb:
-            rule = f'must be >= the {needed_mb:.1f} MB of this policy'
-            raise ConfigError('memory_budget_mb', rule, memory_budget_mb, format_plan(plan))
+        check_budgets(plan, memory_budget_mb=memory_budget_mb, vram_budget_mb=vram_budget_mb)
         # Memory that is not there would be granted at first, and the process killed when it fills.
-        present_mb = kernels.Engine.memory_mb()
-        if needed_mb > present_mb:
-            raise _too_large(layout, config, needed_mb, f'this machine has {present_mb:.1f} MB')
+        for memory, present_mb in kernels.Engine.memory_mb().items():
+            needed_mb = total_bytes(select(plan, LYING_IN[memory])) / 1e6
+            if needed_mb > present_mb:
+                lack = f'there are {present_mb:.1f} MB of {memory} memory'
+                raise _too_large(layout, config, needed_mb, lack)
+        tensors = read_tensors(folder)
+        decoder_weights = check_weights(tensors, config.transformer)
         try:
             cache = KVCache(
                 layout, make_eviction_policy(eviction), config.vision_hidden_size,
@@ -148,6 +165,7 @@ class Policy:
             state = [extra.pop(f'proprioception_projector.{part}') for part in ('weight', 'bias')]
             encoder = vision.VisionEncoder(config, extra, kernels)
         except MemoryError:
+            needed_mb = total_bytes(plan) / 1e6
             raise _too_large(layout, config, needed_mb, 'the system gave less') from None
         return cls(
             config, plan, _load_tokenizer(folder), encoder, state, transformer, cache,
@@ -314,12 +332,10 @@ def _extra_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
 
 def _extra_weights(config: PolicyConfig, tensors: dict) -> dict[str, np.ndarray]:
     """Return the tensors outside the decoder as float32, checked against the configuration."""
+    shapes = _extra_shapes(config)
+    check_shapes(tensors, shapes)
     weights = {}
-    for name, shape in _extra_shapes(config).items():
-        if name not in tensors:
-            raise WeightsError(name, 'must be in the checkpoint', None)
-        if tensors[name].shape != shape:
-            raise WeightsError(name, f'must have shape {shape}', tensors[name].shape)
+    for name in shapes:
         weights[name] = np.ascontiguousarray(to_float32(tensors[name]))
         if not np.isfinite(weights[name]).all():
             raise WeightsError(name, 'must hold finite values only', 'NaN or infinity')

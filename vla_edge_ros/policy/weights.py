@@ -4,8 +4,10 @@ Checkpoints: safetensors only, one file or several named by an index.
 bfloat16 tensors are uint16 arrays, see ``kernels/bfloat16.py``.
 """
 
+from collections.abc import Iterator, Mapping
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import safetensors
@@ -14,6 +16,37 @@ from vla_edge_ros.errors import WeightsError
 from vla_edge_ros.policy.config import TransformerConfig
 
 _DTYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': np.uint16}
+
+
+class Stored(NamedTuple):
+    """A tensor that has not been read: what it will be as an array."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+def read_header(path: str | Path) -> dict[str, Stored]:
+    """
+    Return what :func:`read_tensors` would read, without reading it.
+
+    Raises
+    ------
+    WeightsError
+        As for :func:`read_tensors`.
+
+    """
+    header = {}
+    for file in _files(path):
+        try:
+            with safetensors.safe_open(file, 'numpy') as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - it is no dictionary
+                    tensor = tensors.get_slice(name)
+                    dtype = _dtype(name, tensor.get_dtype())
+                    dtype = np.float32 if dtype is np.float16 else dtype
+                    header[name] = Stored(np.dtype(dtype), tuple(tensor.get_shape()))
+        except (OSError, safetensors.SafetensorError) as error:
+            raise _unreadable(file, error) from error
+    return header
 
 
 def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
@@ -36,16 +69,18 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
         A file is missing or corrupt, or a tensor has a dtype other than F32, F16 or BF16.
 
     """
+    tensors = {}
+    for file in _files(path):
+        tensors.update(_read_file(file))
+    return tensors
+
+
+def _files(path: str | Path) -> list[Path]:
     path = Path(path)
     if path.is_dir():
         index = path / 'model.safetensors.index.json'
         path = index if index.exists() else path / 'model.safetensors'
-    files = _shards(path) if path.suffix == '.json' else [path]
-    tensors = {}
-    for file in files:
-        for name, tensor in _read_file(file):
-            tensors[name] = tensor
-    return tensors
+    return _shards(path) if path.suffix == '.json' else [path]
 
 
 def _shards(index: Path) -> list[Path]:
@@ -61,19 +96,25 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def _read_file(path: Path):
+def _read_file(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     try:
         entries = safetensors.deserialize(path.read_bytes())
     except (OSError, safetensors.SafetensorError) as error:
-        rule = f'must be a readable safetensors file ({error})'
-        raise WeightsError('checkpoint', rule, str(path)) from error
+        raise _unreadable(path, error) from error
     for name, entry in entries:
-        if entry['dtype'] not in _DTYPES:
-            rule = f'must be one of {", ".join(_DTYPES)}'
-            raise WeightsError(f'{name} dtype', rule, entry['dtype'])
-        flat = np.frombuffer(entry['data'], dtype=_DTYPES[entry['dtype']])
+        flat = np.frombuffer(entry['data'], dtype=_dtype(name, entry['dtype']))
         tensor = flat.reshape(entry['shape'])
         yield name, tensor.astype(np.float32) if entry['dtype'] == 'F16' else tensor
+
+
+def _dtype(name: str, stored: str) -> type:
+    if stored not in _DTYPES:
+        raise WeightsError(f'{name} dtype', f'must be one of {", ".join(_DTYPES)}', stored)
+    return _DTYPES[stored]
+
+
+def _unreadable(path: Path, error: Exception) -> WeightsError:
+    return WeightsError('checkpoint', f'must be a readable safetensors file ({error})', str(path))
 
 
 def expected_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
@@ -116,22 +157,37 @@ def load_weights(path: str | Path, config: TransformerConfig) -> dict[str, np.nd
     return check_weights(read_tensors(path), config)
 
 
+def check_shapes(
+    tensors: Mapping[str, np.ndarray | Stored], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """
+    Check that a checkpoint, read or not, has every tensor of ``shapes``, so shaped.
+
+    Raises
+    ------
+    WeightsError
+        A tensor is missing or has another shape.
+
+    """
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise WeightsError(name, 'must be in the checkpoint', None)
+        if tensors[name].shape != shape:
+            raise WeightsError(name, f'must have shape {shape}', tensors[name].shape)
+
+
 def check_weights(
     tensors: dict[str, np.ndarray], config: TransformerConfig
 ) -> dict[str, np.ndarray]:
     """Return the decoder's tensors, checked as :func:`load_weights` says."""
-    checked = {}
-    for name, shape in expected_shapes(config).items():
-        tensor = tensors.get(name)
-        if tensor is None:
-            raise WeightsError(name, 'must be in the checkpoint', None)
-        if tensor.shape != shape:
-            raise WeightsError(name, f'must have the configured shape {shape}', tensor.shape)
+    shapes = expected_shapes(config)
+    check_shapes(tensors, shapes)
+    for name in shapes:
+        tensor = tensors[name]
         if tensor.dtype == np.uint16:
             finite = np.all((tensor & 0x7F80) != 0x7F80)
         else:
             finite = np.all(np.isfinite(tensor))
         if not finite:
             raise WeightsError(name, 'must hold finite values only', 'NaN or infinity')
-        checked[name] = tensor
-    return checked
+    return {name: tensors[name] for name in shapes}

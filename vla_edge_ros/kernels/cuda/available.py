@@ -14,7 +14,7 @@ OLDEST = (7, 5)
 def find_gpu(config) -> tuple[bool, str]:
     """Return whether ``auto`` takes the GPU for a network, and why or why not."""
     try:
-        device = driver.Device()
+        device = driver.Gpu()
     except BackendUnavailable as error:
         return False, f'no CUDA: {error.value}'
     try:
@@ -28,5 +28,3 @@ def find_gpu(config) -> tuple[bool, str]:
         return True, f'found {device.name}'
     except ConfigError as error:
         return False, str(error)
-    finally:
-        device.close()

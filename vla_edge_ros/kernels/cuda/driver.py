@@ -33,9 +33,9 @@ class Launch(NamedTuple):
     types: tuple
 
 
-class Device:
+class Gpu:
     """
-    The first GPU through its primary context, which torch and others of this process share.
+    The first GPU and what can be known of it; nothing is made there.
 
     Raises
     ------
@@ -54,22 +54,8 @@ class Device:
         try:
             self._call('starting', driver.cuInit(0))
             self._device = self._call('finding a GPU', driver.cuDeviceGet(0))
-            self._context = self._call('retaining', driver.cuDevicePrimaryCtxRetain(self._device))
         except (CudaError, RuntimeError) as error:
             raise BackendUnavailable('backend cuda', 'needs an NVIDIA GPU', str(error)) from error
-        self.use()
-        self.stream = self._call(
-            'making a stream',
-            driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        self._module = None
-        self._functions: dict[str, object] = {}
-        self._held: list[int] = []
-        self._pinned: list[int] = []
-        self._graphs: list[object] = []
-
-    def use(self) -> None:
-        """Make this device current in the calling thread."""
-        self._call('setting the context', self._cu.cuCtxSetCurrent(self._context))
 
     def attribute(self, name: str) -> int:
         """Return a device attribute, such as ``MULTIPROCESSOR_COUNT``."""
@@ -92,6 +78,53 @@ class Device:
     def cuda_major(self) -> int:
         """Major version of CUDA that the driver knows."""
         return self._call('asking for the version', self._cu.cuDriverGetVersion()) // 1000
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the device has."""
+        return self._call('asking for memory', self._cu.cuDeviceTotalMem(self._device))
+
+    def _call(self, what: str, answer: tuple):
+        error, *values = answer
+        if error != self._cu.CUresult.CUDA_SUCCESS:
+            raise CudaError(what, error.name)
+        if not values:
+            return None
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+class Device(Gpu):
+    """
+    The first GPU through its primary context, which torch and others of this process share.
+
+    Raises
+    ------
+    BackendUnavailable
+        As for ``Gpu``, or it takes no program more.
+
+    """
+
+    def __init__(self):
+        super().__init__()
+        try:
+            self._context = self._call(
+                'retaining', self._cu.cuDevicePrimaryCtxRetain(self._device))
+        except CudaError as error:
+            rule = f'cannot start on {self.name}'
+            raise BackendUnavailable('backend cuda', rule, str(error)) from error
+        self.use()
+        self.stream = self._call(
+            'making a stream',
+            self._cu.cuStreamCreate(self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._module = None
+        self._functions: dict[str, object] = {}
+        self._held: list[int] = []
+        self._pinned: list[int] = []
+        self._graphs: list[object] = []
+
+    def use(self) -> None:
+        """Make this device current in the calling thread."""
+        self._call('setting the context', self._cu.cuCtxSetCurrent(self._context))
 
     def memory(self) -> tuple[int, int]:
         """Return the free and the total bytes of the device."""
@@ -212,11 +245,3 @@ class Device:
         cu.cuStreamDestroy(self.stream)
         cu.cuDevicePrimaryCtxRelease(self._device)
         self._context = None
-
-    def _call(self, what: str, answer: tuple):
-        error, *values = answer
-        if error != self._cu.CUresult.CUDA_SUCCESS:
-            raise CudaError(what, error.name)
-        if not values:
-            return None
-        return values[0] if len(values) == 1 else tuple(values)

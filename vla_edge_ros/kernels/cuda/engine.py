@@ -24,9 +24,10 @@ from vla_edge_ros.kernels.cuda.constants import (
     STATE_WORDS,
     TOKENS,
 )
-from vla_edge_ros.kernels.cuda.driver import Device
+from vla_edge_ros.kernels.cuda.driver import Device, Gpu
 from vla_edge_ros.kernels.cuda.launches import Launches
 from vla_edge_ros.kernels.cuda.upload import upload
+from vla_edge_ros.kernels.memory_plan import GPU, memory_mb, PINNED
 
 
 class Engine:
@@ -60,16 +61,16 @@ class Engine:
         program = load_program(device.capability, config.head_dim)
         device.load(program.cubin, program.entries)
         self._config = config
-        self._at = {buffer.name: device.allocate(buffer.bytes) for buffer in plan}
+        self._at = {b.name: device.allocate(b.bytes) for b in plan if b.place == GPU}
+        pinned = {
+            b.name: device.allocate_pinned(b.shape, b.dtype) for b in plan if b.place == PINNED}
         self._at.setdefault('head', self._at['embedding'])
         self._launches = launches = Launches(
             device, config, {buffer.name: buffer for buffer in plan}, self._at, total_slots)
         self._dependent = device.capability >= DEPENDENT_LAUNCH
         ranks = layout.rank_capacity(total_slots)
-        self._host_state = device.allocate_pinned((STATE_WORDS + ranks,), np.int32)
-        self._host_rows = device.allocate_pinned((TOKENS, config.hidden_size), np.float32)
-        self._host_hidden = device.allocate_pinned((TOKENS, config.hidden_size), np.float32)
-        self._host_tokens = device.allocate_pinned((ranks,), np.int32)
+        self._host_state, self._host_rows = pinned['host_state'], pinned['host_rows']
+        self._host_hidden, self._host_tokens = pinned['host_hidden'], pinned['host_tokens']
         self._held = np.empty(0, np.int32)
 
         def send(name: str, array: np.ndarray, layer: int = 0) -> None:
@@ -86,13 +87,9 @@ class Engine:
         self._decode_graphs: dict[int, object] = {}
 
     @staticmethod
-    def memory_mb() -> float:
-        """Return the memory of the device in MB."""
-        device = Device()
-        try:
-            return device.memory()[1] / 1e6
-        finally:
-            device.close()
+    def memory_mb() -> dict[str, float]:
+        """Return what there is of each memory, MB."""
+        return {**memory_mb(), GPU: Gpu().memory_bytes / 1e6}
 
     def embed(self, token_ids: np.ndarray) -> np.ndarray:
         """Return the embeddings float32 [n, hidden] of int token ids."""

@@ -13,7 +13,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     STEP,
     TOKENS,
 )
-from vla_edge_ros.kernels.memory_plan import Buffer
+from vla_edge_ros.kernels.memory_plan import Buffer, GPU, PINNED
 
 
 def check_config(config) -> None:
@@ -105,7 +105,7 @@ def query_rows(config, tokens: int) -> int:
 
 
 def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -> list[Buffer]:
-    """Return every buffer on the device that an ``Engine`` of these sizes holds."""
+    """Return every buffer, on the device or pinned, that an ``Engine`` of these sizes holds."""
     del weights_dtype, max_tokens  # held as float16; longer prefills run in parts
     check_config(config)
     layers, hidden, inner = config.num_hidden_layers, config.hidden_size, config.intermediate_size
@@ -151,7 +151,13 @@ def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -
     ]
     if not config.tie_word_embeddings:
         plan.append(matrix('head', config.vocab_size, hidden))
-    return plan
+    return [
+        *(buffer._replace(place=GPU) for buffer in plan),
+        Buffer('host_state', (STATE_WORDS + ranks,), i32, PINNED),
+        Buffer('host_rows', (TOKENS, hidden), f32, PINNED),
+        Buffer('host_hidden', (TOKENS, hidden), f32, PINNED),
+        Buffer('host_tokens', (ranks,), i32, PINNED),
+    ]
 
 
 def rank_capacity(total_slots: int) -> int:

@@ -1,0 +1,90 @@
+"""How an engine is brought onto a GPU, with a device that only takes notes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vla_edge_ros.kernels.cuda import engine as engine_module
+from vla_edge_ros.kernels.cuda.compiler import Program
+from vla_edge_ros.kernels.cuda.engine import Engine
+from vla_edge_ros.kernels.cuda.layout import memory_plan
+from vla_edge_ros.kernels.memory_plan import GPU, PINNED, select
+from vla_edge_ros.lab.random_model import random_weights, TINY
+
+
+class FakeDevice:
+    """An A100 that holds nothing and runs nothing."""
+
+    capability = (8, 0)
+
+    def __init__(self):
+        self.held = {}
+        self.pinned = []
+        self.end = 4096
+
+    def attribute(self, name):
+        return {'MULTIPROCESSOR_COUNT': 108}[name]
+
+    def allocate(self, num_bytes):
+        address, self.end = self.end, self.end + num_bytes
+        self.held[address] = num_bytes
+        return address
+
+    def allocate_pinned(self, shape, dtype):
+        self.pinned.append(np.zeros(shape, dtype))
+        return self.pinned[-1]
+
+    def load(self, cubin, entries):
+        assert cubin == b'cubin'
+
+    def prepare(self, name, *_, **__):
+        return name
+
+    def record(self, work):
+        work()
+        return work
+
+    def copy_in(self, address, array):
+        assert any(
+            start <= address and address + array.nbytes <= start + size
+            for start, size in self.held.items())
+
+    def copy_out(self, array, address):
+        self.copy_in(address, array)
+
+    def launch(self, launch, dependent=False):
+        pass
+
+    def run(self, graph):
+        graph()
+
+    def use(self):
+        pass
+
+    wait = close = use
+
+
+@pytest.fixture
+def device(monkeypatch):
+    device = FakeDevice()
+    monkeypatch.setattr(engine_module, 'Device', lambda: device)
+    monkeypatch.setattr(
+        engine_module, 'load_program', lambda *_: Program(b'cubin', {}, {}))
+    return device
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_an_engine_allocates_exactly_what_its_plan_lists(device, tied):
+    config = replace(TINY, tie_word_embeddings=tied)
+    engine = Engine(config, random_weights(config, 1, 'bfloat16'), 'bfloat16', 100, 32)
+    plan = memory_plan(config, 'bfloat16', 100, 32)
+    assert len({buffer.name for buffer in plan}) == len(plan)
+    assert sorted(device.held.values()) == sorted(buffer.bytes for buffer in select(plan, [GPU]))
+    assert sorted(array.nbytes for array in device.pinned) == sorted(
+        buffer.bytes for buffer in select(plan, [PINNED]))
+    held, pinned = len(device.held), len(device.pinned)
+    slots = np.arange(40, dtype=np.int32)
+    engine.forward(np.zeros((8, config.hidden_size), np.float32), slots[:20], slots[20:28])
+    engine.decode_greedy(1, 8, slots[:28], slots[28:36], 0, config.vocab_size)
+    assert (len(device.held), len(device.pinned)) == (held, pinned)
