@@ -70,7 +70,7 @@ class FakePolicy:
                            self._stamp_ns)
 
 
-def load_forever(_parameters):
+def load_forever(_parameters, _progress):
     """Keep busy until interrupted, mostly in callbacks from C, where exceptions are lost."""
     def work(seconds):
         end_s = time.monotonic() + seconds
@@ -87,7 +87,7 @@ def load_forever(_parameters):
 def make_fake_reasoning_node(interruptible, **options):
     """Build the real node around the fake policy, as ``run_node`` wants it."""
     from vla_edge_ros.nodes.reasoning import ReasoningNode
-    load = load_forever if os.environ.get('LOAD_FOREVER') else lambda _: FakePolicy()
+    load = load_forever if os.environ.get('LOAD_FOREVER') else lambda *_: FakePolicy()
     return ReasoningNode(interruptible, load_policy=load, **options)
 
 

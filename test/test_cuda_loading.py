@@ -69,9 +69,25 @@ class FakeDevice:
 def device(monkeypatch):
     device = FakeDevice()
     monkeypatch.setattr(engine_module, 'Device', lambda: device)
-    monkeypatch.setattr(
-        engine_module, 'load_program', lambda *_: Program(b'cubin', {}, {}))
+
+    def load_program(capability, head_dim, progress):
+        progress('loading a program', 1, 1)
+        return Program(b'cubin', {}, {})
+
+    monkeypatch.setattr(engine_module, 'load_program', load_program)
     return device
+
+
+def test_every_layer_is_told_when_its_upload_begins(device):
+    told = []
+    Engine(TINY, random_weights(TINY, 1, 'bfloat16'), 'bfloat16', 100, 32,
+           lambda *step: told.append(step))  # fmt: skip
+    layers = TINY.num_hidden_layers
+    assert told == [
+        ('loading a program', 1, 1),
+        ('uploading the vocabulary', 1, 1),
+        *(('uploading layer', layer, layers) for layer in range(1, layers + 1)),
+        ('recording the prefill', 1, 1)]
 
 
 @pytest.mark.parametrize('tied', [True, False])

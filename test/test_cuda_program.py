@@ -161,7 +161,13 @@ def test_spills_of_the_hot_path_are_reported():
 @pytest.mark.parametrize(('capability', 'config'), [((7, 5), TINY), ((9, 0), QWEN_0_5B)])
 def test_the_compiler_makes_every_kernel_without_a_gpu(capability, config):
     pytest.importorskip('numba_cuda', reason='no CUDA compiler; make kernels installs it')
-    program = compiler.compile_program(capability, config.head_dim)
+    told = []
+    program = compiler.compile_program(
+        capability, config.head_dim, lambda *step: told.append(step))
+    kernels = len(program.entries)
+    assert told == [
+        *(('compiling kernel', number, kernels) for number in range(1, kernels + 1)),
+        ('linking the kernels', 1, 1)]
     assert program.cubin[:4] == b'\x7fELF'
     assert set(program.entries) == set(program.resources) >= compiler.HOT
     assert not kernel_table.spilling(program)

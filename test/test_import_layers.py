@@ -10,7 +10,7 @@ import pytest
 import vla_edge_ros
 
 ROOT = Path(vla_edge_ros.__file__).parent
-LEAVES = ('errors', 'clock', 'parameters')
+LEAVES = ('errors', 'clock', 'parameters', 'progress')
 # What each part of the core may import of this package, beside itself and the leaves.
 MAY_IMPORT = {
     'kernels': (),

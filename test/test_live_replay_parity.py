@@ -120,7 +120,7 @@ def run_live(graph, bag, policy, latency_ms, trace):
     camera = graph.add(CameraNode(
         context=graph.context, cli_args=['--ros-args', '-p', 'input:=both']))
     node = graph.add(CountingReasoningNode(
-        load_policy=lambda _: policy, calibrate=lambda _: latency_ms, clock=clock, steady=clock,
+        load_policy=lambda *_: policy, calibrate=lambda *_: latency_ms, clock=clock, steady=clock,
         make_runner=lambda steady: VirtualRunner(steady, latency), context=graph.context,
         cli_args=['--ros-args', '-p', f'trace_path:={trace}']))
     assert graph.spin_until(

@@ -4,6 +4,7 @@ import gc
 import os
 import time
 
+from diagnostic_msgs.msg import DiagnosticStatus
 from fake_policy import FakePolicy
 from geometry_msgs.msg import TwistStamped
 import numpy as np
@@ -16,9 +17,10 @@ from std_msgs.msg import Float64MultiArray, String
 from std_srvs.srv import SetBool, Trigger
 from trajectory_msgs.msg import JointTrajectory
 
+from vla_edge_ros.clock import ManualClock
 from vla_edge_ros.errors import WeightsError
 from vla_edge_ros.nodes.conversions import to_ns
-from vla_edge_ros.nodes.diagnostics import WARN
+from vla_edge_ros.nodes.diagnostics import OK, WARN
 from vla_edge_ros.nodes.lifecycle import ERROR, FAILURE, SUCCESS
 from vla_edge_ros.nodes.reasoning import ReasoningNode
 from vla_edge_ros.runtime.frame_buffer import FrameWriter
@@ -42,8 +44,8 @@ class Robot:
         self.instruction = graph.peer.create_publisher(String, 'instruction', LATCHED)
         self.writer = FrameWriter(BUFFER, 20 * 24 * 3)
         self.node = graph.add(ReasoningNode(
-            context=graph.context, load_policy=load_policy or (lambda _: self.policy),
-            calibrate=lambda _: (2.0, 3.0),
+            context=graph.context, load_policy=load_policy or (lambda *_: self.policy),
+            calibrate=lambda *_: (2.0, 3.0),
             cli_args=['--ros-args', '-p', f'frame_buffer:={BUFFER}', *words],
         ))
 
@@ -131,6 +133,21 @@ def test_each_action_names_the_image_it_was_computed_from(make_robot):
     assert robot.policy.instructions == ['reach the red cube']
 
 
+def test_status_tells_the_state_and_what_the_last_tick_decided(make_robot):
+    robot = make_robot()
+    heard = robot.graph.listen(DiagnosticStatus, '/reasoning_node/status')
+    assert robot.graph.spin_until(lambda: heard)
+    assert heard[-1].message == 'unconfigured' and not heard[-1].values
+    robot.start()
+
+    def values():
+        return {item.key: item.value for item in heard[-1].values}
+    assert robot.run_until(lambda: values().get('cause') == 'fresh')
+    assert heard[-1].message == 'active' and heard[-1].level == OK
+    assert values().keys() == {'tick', 'observation_age_ms', 'decision', 'reason', 'cause'}
+    assert values()['decision'] == 'full' and int(values()['tick']) >= 0
+
+
 @pytest.mark.parametrize('kind, message', [
     ('twist', TwistStamped), ('float64_multi_array', Float64MultiArray)])
 def test_the_first_step_is_published_as_other_messages_on_demand(make_robot, kind, message):
@@ -148,7 +165,7 @@ def test_the_first_step_is_published_as_other_messages_on_demand(make_robot, kin
 def test_a_checkpoint_that_cannot_be_loaded_leaves_the_node_unconfigured_and_retryable(make_robot):
     attempts = []
 
-    def load(_):
+    def load(*_):
         attempts.append(1)
         if len(attempts) == 1:
             raise WeightsError('policy', 'must be a folder', '/nowhere')
@@ -161,14 +178,22 @@ def test_a_checkpoint_that_cannot_be_loaded_leaves_the_node_unconfigured_and_ret
     assert robot.node.trigger_configure() is SUCCESS and robot.node.last_error == ''
 
 
-def test_configuring_logs_the_memory_plan(make_robot, capfd):
-    assert make_robot().node.trigger_configure() is SUCCESS
+def test_configuring_logs_its_progress_and_the_memory_plan(make_robot, capfd):
+    def load(_, progress):
+        for layer in range(1, 29):
+            progress('uploading layer', layer, 28)
+        return FakePolicy()
+
+    robot = make_robot(load_policy=load)
+    robot.node._steady = ManualClock(1)
+    assert robot.node.trigger_configure() is SUCCESS
     logged = capfd.readouterr().err
     assert 'brightness  20x24  float32  main   0.002' in logged.splitlines()
+    assert logged.count('uploading layer') == 1 and 'uploading layer 1 of 28' in logged
 
 
 def test_an_unforeseen_error_is_logged_with_its_traceback_and_recovered_from(make_robot, capfd):
-    def load(_):
+    def load(*_):
         raise ZeroDivisionError('planted')
     robot = make_robot(load_policy=load)
     assert robot.node.trigger_configure() is ERROR
@@ -369,7 +394,7 @@ def test_joint_states_that_cannot_be_used_are_told_in_the_diagnostics(make_robot
 @pytest.mark.parametrize('error', [WeightsError('policy', 'must be a folder', '/nowhere'),
                                    ZeroDivisionError('planted')])
 def test_with_autostart_a_node_that_cannot_start_ends(make_robot, error, capfd):
-    def load(_):
+    def load(*_):
         raise error
     robot = make_robot('autostart:=true', load_policy=load)
     with pytest.raises(SystemExit) as ended:

@@ -261,7 +261,7 @@ def refusal(*words):
 @pytest.fixture
 def fake_policy(monkeypatch):
     policy = FakePolicy()
-    monkeypatch.setattr('vla_edge_ros.policy.policy.Policy.load', lambda folder: policy)
+    monkeypatch.setattr('vla_edge_ros.policy.policy.Policy.load', lambda folder, progress: policy)
     return policy
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from vla_edge_ros.errors import ConfigError, VlaEdgeError
 from vla_edge_ros.nodes.process import StopRequest
+from vla_edge_ros.progress import terminal_progress
 
 OK, NOTE, WARNING, BROKEN = 'ok', 'note', 'warning', 'broken'
 SHM = Path('/dev/shm')
@@ -231,7 +232,7 @@ def measure_policy(folder: Path | None, runs: int) -> tuple[float, list[float]]:
     from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
 
     start = time.perf_counter()
-    policy = Policy.load(folder or DEFAULT_POLICY)
+    policy = Policy.load(folder or DEFAULT_POLICY, progress=terminal_progress())
     config = policy.config
     policy.set_instruction('reach the red cube')
     rng = np.random.default_rng(0)

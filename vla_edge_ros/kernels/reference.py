@@ -8,6 +8,7 @@ import numpy as np
 
 from vla_edge_ros.kernels.bfloat16 import convert, to_float32
 from vla_edge_ros.kernels.memory_plan import allocate, Buffer, memory_mb
+from vla_edge_ros.progress import no_progress, Progress
 
 
 def pack_linear(weight: np.ndarray, weights_dtype: str = 'float32') -> np.ndarray:
@@ -97,7 +98,10 @@ def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -
 class Engine:
     """The decoder in float64; same methods as ``kernels.cpu.Engine``."""
 
-    def __init__(self, config, tensors, weights_dtype: str, total_slots: int, max_tokens: int):
+    def __init__(
+        self, config, tensors, weights_dtype: str, total_slots: int, max_tokens: int,
+        progress: Progress = no_progress,
+    ):
         self._config = config
         self._tensors = {
             name: pack_linear(tensor, weights_dtype if tensor.ndim == 2 else 'float32')

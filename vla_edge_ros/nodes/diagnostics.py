@@ -7,7 +7,7 @@ import psutil
 from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 
-from vla_edge_ros.nodes.messages import diagnostic_array
+from vla_edge_ros.nodes.messages import diagnostic_array, diagnostic_status
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 PERIOD_S = 1.0
@@ -55,4 +55,5 @@ class DiagnosticsTimer:
         values = {**values, 'cpu_percent': self._process.cpu_percent()}
         name = self._node.get_fully_qualified_name()
         stamp_ns = self._node.get_clock().now().nanoseconds
-        self._publisher.publish(diagnostic_array(stamp_ns, name, level, text, values))
+        status = diagnostic_status(name, level, text, values)
+        self._publisher.publish(diagnostic_array(stamp_ns, status))

@@ -11,6 +11,7 @@ from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.kernels import BACKENDS
 from vla_edge_ros.parameters import parameter, validate
+from vla_edge_ros.progress import no_progress, Progress
 
 WARM_UP_INSTRUCTION = 'warm up'
 CALIBRATION_RUNS = 20
@@ -53,7 +54,7 @@ class PolicyParameters:
         validate(self)
 
 
-def load_policy(parameters: PolicyParameters):
+def load_policy(parameters: PolicyParameters, progress: Progress = no_progress):
     """
     Load the policy that the parameters name.
 
@@ -68,7 +69,7 @@ def load_policy(parameters: PolicyParameters):
     from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
 
     options = asdict(parameters)
-    return Policy.load(options.pop('policy') or DEFAULT_POLICY, **options)
+    return Policy.load(options.pop('policy') or DEFAULT_POLICY, **options, progress=progress)
 
 
 def check_actions(config, action_type: str, initial_action: Sequence[float]) -> None:
@@ -95,7 +96,9 @@ def check_actions(config, action_type: str, initial_action: Sequence[float]) -> 
         raise ConfigError('initial_action', f"must lie in the policy's {ranges}", initial_action)
 
 
-def calibrate(policy, runs: int = CALIBRATION_RUNS) -> tuple[float, float]:
+def calibrate(
+    policy, progress: Progress = no_progress, runs: int = CALIBRATION_RUNS
+) -> tuple[float, float]:
     """
     Compile, fill the cache, and measure what a tick costs from then on.
 
@@ -103,6 +106,8 @@ def calibrate(policy, runs: int = CALIBRATION_RUNS) -> tuple[float, float]:
     ----------
     policy : Policy
         Left as after ``reset``.
+    progress : Progress
+        Told of every run.
     runs : int
         Timed runs behind the warm-up.
 
@@ -117,7 +122,9 @@ def calibrate(policy, runs: int = CALIBRATION_RUNS) -> tuple[float, float]:
     joints = np.asarray(config.proprioception_mean, np.float32)
     policy.set_instruction(WARM_UP_INSTRUCTION)
     prefill_ns, decode_ns = [], []
-    for run in range(policy.cache.layout.max_frames + runs):
+    total = policy.cache.layout.max_frames + runs
+    for run in range(total):
+        progress('warming up, run', run + 1, total)
         started_ns = perf_counter_ns()
         policy.observe(image, joints, run)
         observed_ns = perf_counter_ns()

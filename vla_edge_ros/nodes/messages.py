@@ -119,12 +119,17 @@ def observation_reference(action_ns: int, image_ns: int, cause: str) -> TimeRefe
     return message
 
 
-def diagnostic_array(
-    stamp_ns: int, name: str, level: bytes, text: str, values: Mapping[str, object]
-) -> DiagnosticArray:
-    """Return one status; numbers keep their full precision as text."""
+def diagnostic_status(
+    name: str, level: bytes, text: str, values: Mapping[str, object]
+) -> DiagnosticStatus:
+    """Return a status; numbers keep their full precision as text."""
     status = DiagnosticStatus(level=level, name=name, message=text)
     status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
+    return status
+
+
+def diagnostic_array(stamp_ns: int, status: DiagnosticStatus) -> DiagnosticArray:
+    """Return one status as ``/diagnostics`` wants it."""
     message = DiagnosticArray(status=[status])
     message.header.stamp = to_time(stamp_ns)
     return message

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from diagnostic_msgs.msg import DiagnosticStatus
 import numpy as np
 from rclpy.clock import Clock as NodeClock
 from rclpy.clock import ClockType, JumpThreshold
@@ -30,12 +30,14 @@ from vla_edge_ros.nodes.lifecycle import ManagedNode, SUCCESS
 from vla_edge_ros.nodes.messages import (
     action_message,
     ACTION_TYPES,
+    diagnostic_status,
     LATCHED,
     observation_reference,
 )
 from vla_edge_ros.nodes.realtime import apply_to_thread, lock_memory, RealtimeParameters
 from vla_edge_ros.nodes.robot_inputs import RobotInputs
 from vla_edge_ros.parameters import parameter, validate
+from vla_edge_ros.progress import ProgressLog
 from vla_edge_ros.runtime.action_queue import (
     ActionQueue,
     ActionQueueParameters,
@@ -150,23 +152,25 @@ class ReasoningNode(ManagedNode):
     # Transitions.
 
     def _setup(self) -> None:
+        parameters, log = self.parameters, self.get_logger()
         with self._interruptible():
-            self._policy = self._load_policy(self.parameters[engine.PolicyParameters])
-            self.get_logger().info(f'memory plan:\n{format_plan(self._policy.memory_plan)}')
+            progress = ProgressLog(log.info, self._steady)
+            self._policy = self._load_policy(parameters[engine.PolicyParameters], progress)
+            log.info(f'memory plan:\n{format_plan(self._policy.memory_plan)}')
             if warning := self._inputs.attach(self._policy):
-                self.get_logger().warning(warning)
-            self._check_parameters(self.parameters)
-            self._calibration = self._calibrate(self._policy)
-        name = frame_buffer_name(self.parameters[FrameBufferParameters], self)
+                log.warning(warning)
+            self._check_parameters(parameters)
+            self._calibration = self._calibrate(self._policy, progress)
+        name = frame_buffer_name(parameters[FrameBufferParameters], self)
         self._reader = FrameReader(name)
-        kind = self.parameters[ReasoningParameters].action_type
+        kind = parameters[ReasoningParameters].action_type
         self._actions = self.create_publisher(ACTION_TYPES[kind], 'action', 10)
         self._observations = self.create_publisher(TimeReference, '~/observation', 10)
-        lock_memory(self.parameters[RealtimeParameters], self.get_logger().warning)
+        lock_memory(parameters[RealtimeParameters], log.warning)
         costs = '{:.1f} ms to observe and {:.1f} ms to decode'.format(*self._calibration)
-        self.get_logger().info(
+        log.info(
             f'configured: reading {name} on {self._policy.backend}, a chunk costs {costs} of '
-            f'{self.parameters[ControlLoopParameters].deadline_ms}')
+            f'{parameters[ControlLoopParameters].deadline_ms}')
 
     def _start(self) -> None:
         parameters = self.parameters
@@ -357,17 +361,13 @@ class ReasoningNode(ManagedNode):
             self.trigger_deactivate()
             self._give_up()
         last = self._last
-        status = DiagnosticStatus(name=self.get_fully_qualified_name(), message=self.state)
+        level, values = OK, {}
         if last is not None and self._loop is not None:
-            status.level = OK if last.cause in GOOD_CAUSES else WARN
-            status.values = [
-                KeyValue(key='tick', value=str(last.tick)),
-                KeyValue(key='decision', value=last.decision.value),
-                KeyValue(key='reason', value=last.reason.value),
-                KeyValue(key='cause', value=last.cause.value),
-                KeyValue(key='observation_age_ms', value=f'{last.observation_age_ms:.2f}'),
-            ]
-        self._status.publish(status)
+            level = OK if last.cause in GOOD_CAUSES else WARN
+            values = {'tick': last.tick, 'observation_age_ms': f'{last.observation_age_ms:.2f}'}
+            values |= {name: getattr(last, name).value for name in ('decision', 'reason', 'cause')}
+        name = self.get_fully_qualified_name()
+        self._status.publish(diagnostic_status(name, level, self.state, values))
 
     def _report(self) -> Report:
         loop, last = self._loop, self._last

@@ -7,7 +7,7 @@ The seam between model and machine: a backend is a module (``kernels.cpu``,
 - the operations ``pack_linear, linear, layer_norm, swiglu``, the latter three writing ``out``,
   which the vision encoder is built from;
 - ``memory_plan(config, weights_dtype, total_slots, max_tokens)``;
-- ``Engine(config, tensors, weights_dtype, total_slots, max_tokens)`` with ``embed``,
+- ``Engine(config, tensors, weights_dtype, total_slots, max_tokens, progress)`` with ``embed``,
   ``forward``, ``logits`` and ``decode_greedy``, each one launch for as many layers and tokens
   as it covers, and ``Engine.memory_mb()``, what there is of each memory.
 
@@ -29,6 +29,7 @@ from vla_edge_ros.kernels.checks import check_array
 from vla_edge_ros.kernels.memory_plan import Buffer
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.weights import Stored
+from vla_edge_ros.progress import no_progress, Progress
 
 WEIGHTS_DTYPES = ('auto', 'float32', 'bfloat16')
 
@@ -72,6 +73,8 @@ class Transformer:
         The most tokens of one prefill.
     weights_dtype : 'auto', 'float32' or 'bfloat16'
         How weight matrices are held.
+    progress : Progress
+        Told how far loading is.
 
     """
 
@@ -83,6 +86,7 @@ class Transformer:
         total_slots: int,
         max_tokens: int = 32,
         weights_dtype: str = 'auto',
+        progress: Progress = no_progress,
     ):
         for name, value in (('total_slots', total_slots), ('max_tokens', max_tokens)):
             if value < 1:
@@ -93,7 +97,7 @@ class Transformer:
         self.weights_dtype = resolve_weights_dtype(weights_dtype, weights)
         self._kernels = kernels
         self._engine = kernels.Engine(
-            config, weights, self.weights_dtype, total_slots, max_tokens
+            config, weights, self.weights_dtype, total_slots, max_tokens, progress
         )
         self._marks = np.zeros(total_slots, np.uint8)
 

@@ -36,6 +36,7 @@ from vla_edge_ros.policy.weights import (
     read_header,
     read_tensors,
 )
+from vla_edge_ros.progress import no_progress, Progress
 from vla_edge_ros.telemetry.stages import Stage
 
 MAX_DEVIATIONS = 100.0
@@ -96,6 +97,7 @@ class Policy:
         weights_dtype: str = 'auto',
         memory_budget_mb: float = 0.0,
         vram_budget_mb: float = 0.0,
+        progress: Progress = no_progress,
     ) -> 'Policy':
         """
         Load ``config.json``, ``model.safetensors`` and the tokenizer from a folder.
@@ -117,6 +119,8 @@ class Policy:
         memory_budget_mb, vram_budget_mb : float
             The policy may not hold more of main memory, and of the GPU's and pinned memory, MB; 0
             for no limit. Loading itself takes the size of the checkpoint besides.
+        progress : Progress
+            Told how far loading is.
 
         Raises
         ------
@@ -152,7 +156,7 @@ class Policy:
             if needed_mb > present_mb:
                 lack = f'there are {present_mb:.1f} MB of {memory} memory'
                 raise _too_large(layout, config, needed_mb, lack)
-        tensors = read_tensors(folder)
+        tensors = read_tensors(folder, progress)
         decoder_weights = check_weights(tensors, config.transformer)
         try:
             cache = KVCache(
@@ -161,7 +165,7 @@ class Policy:
             extra = _extra_weights(config, tensors)
             transformer = Transformer(
                 config.transformer, decoder_weights, kernels, layout.total_slots, max_tokens,
-                weights_dtype)
+                weights_dtype, progress)
             state = [extra.pop(f'proprioception_projector.{part}') for part in ('weight', 'bias')]
             encoder = vision.VisionEncoder(config, extra, kernels)
         except MemoryError:

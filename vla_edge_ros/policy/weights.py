@@ -14,6 +14,7 @@ import safetensors
 
 from vla_edge_ros.errors import WeightsError
 from vla_edge_ros.policy.config import TransformerConfig
+from vla_edge_ros.progress import no_progress, Progress
 
 _DTYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': np.uint16}
 
@@ -49,7 +50,9 @@ def read_header(path: str | Path) -> dict[str, Stored]:
     return header
 
 
-def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
+def read_tensors(
+    path: str | Path, progress: Progress = no_progress
+) -> dict[str, np.ndarray]:
     """
     Read every tensor of a checkpoint.
 
@@ -57,6 +60,8 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
     ----------
     path : str or Path
         A ``.safetensors`` file, a ``.safetensors.index.json``, or the directory of either.
+    progress : Progress
+        Told of every file.
 
     Returns
     -------
@@ -70,7 +75,9 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
 
     """
     tensors = {}
-    for file in _files(path):
+    files = _files(path)
+    for number, file in enumerate(files, 1):
+        progress('reading checkpoint file', number, len(files))
         tensors.update(_read_file(file))
     return tensors
 

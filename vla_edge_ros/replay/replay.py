@@ -20,6 +20,7 @@ from vla_edge_ros.clock import ManualClock, NS_PER_MS
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_folder, FOLDERS_ARE_MADE, write_text
+from vla_edge_ros.progress import terminal_progress
 from vla_edge_ros.replay.bag import BagReader
 from vla_edge_ros.replay.inputs import BagInputs, input_topics, ReplayParameters
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters
@@ -243,7 +244,8 @@ def _replay(path: str, folder: str | None, out: Path, parameters: ReplayParamete
     config = PolicyConfig.load(folder or DEFAULT_POLICY)
     with BagReader(path) as bag:
         input_topics(bag, parameters, bool(config.joint_names))
-    summary = replay_bag(path, Policy.load(folder or DEFAULT_POLICY), out, parameters)
+    policy = Policy.load(folder or DEFAULT_POLICY, progress=terminal_progress())
+    summary = replay_bag(path, policy, out, parameters)
     print(json.dumps(summary, indent=2))
 
 

@@ -15,6 +15,7 @@ from vla_edge_ros.kernels.cpu.layout import buffer_plan, Buffers, weight_plan, W
 from vla_edge_ros.kernels.cpu.linear import multiply, pack_linear
 from vla_edge_ros.kernels.cpu.tile import PANEL, widen
 from vla_edge_ros.kernels.memory_plan import allocate, memory_mb
+from vla_edge_ros.progress import no_progress, Progress
 
 # Plain literals would compile every function they are passed to once more.
 _ONE = np.intp(1)
@@ -120,11 +121,17 @@ class Engine:
         How matrices are held; biases and norm gains are float32 always.
     total_slots, max_tokens : int
         Cache slots, and the most tokens of one prefill.
+    progress : Progress
+        Told of every layer that is packed.
 
     """
 
-    def __init__(self, config, tensors, weights_dtype: str, total_slots: int, max_tokens: int):
-        self.weights = _pack(config, tensors, allocate(weight_plan(config, weights_dtype)))
+    def __init__(
+        self, config, tensors, weights_dtype: str, total_slots: int, max_tokens: int,
+        progress: Progress = no_progress,
+    ):
+        weights = allocate(weight_plan(config, weights_dtype))
+        self.weights = _pack(config, tensors, weights, progress)
         self.buffers = Buffers(**allocate(buffer_plan(config, total_slots, max_tokens)))
         half = config.head_dim // 2
         frequencies = config.rope_theta ** (-np.arange(half) / half)
@@ -178,7 +185,7 @@ class Engine:
         return tokens
 
 
-def _pack(config, tensors, arrays) -> Weights:
+def _pack(config, tensors, arrays, progress: Progress) -> Weights:
     """Fill the planned arrays from a checkpoint's tensors."""
     weights_dtype = 'bfloat16' if arrays['qkv'].dtype == np.uint16 else 'float32'
 
@@ -192,6 +199,7 @@ def _pack(config, tensors, arrays) -> Weights:
     arrays['embedding'][:] = matrix('model.embed_tokens')
     arrays['final_norm'][:] = vector('model.norm.weight')
     for layer in range(config.num_hidden_layers):
+        progress('packing layer', layer + 1, config.num_hidden_layers)
         prefix = f'model.layers.{layer}'
         attention, mlp = f'{prefix}.self_attn', f'{prefix}.mlp'
         qkv = [f'{attention}.{name}_proj' for name in 'qkv']

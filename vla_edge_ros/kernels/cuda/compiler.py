@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from vla_edge_ros.errors import BackendUnavailable
+from vla_edge_ros.progress import no_progress, Progress
 
 HOT = frozenset({
     'decode_qkv', 'decode_attention', 'decode_output', 'decode_mlp', 'decode_down', 'decode_head',
@@ -43,7 +44,9 @@ class Program(NamedTuple):
     resources: dict[str, Resources]
 
 
-def compile_program(capability: tuple[int, int], head_dim: int) -> Program:
+def compile_program(
+    capability: tuple[int, int], head_dim: int, progress: Progress = no_progress
+) -> Program:
     """
     Compile every kernel for a compute capability.
 
@@ -53,6 +56,8 @@ def compile_program(capability: tuple[int, int], head_dim: int) -> Program:
         Such as (9, 0).
     head_dim : int
         Size of an attention head.
+    progress : Progress
+        Told of every kernel.
 
     Raises
     ------
@@ -78,7 +83,8 @@ def compile_program(capability: tuple[int, int], head_dim: int) -> Program:
     entries = {}
     try:
         with _without_device(capability):
-            for name, (function, signature) in kernels.items():
+            for number, (name, (function, signature)) in enumerate(kernels.items(), 1):
+                progress('compiling kernel', number, len(kernels))
                 ptx, _ = cuda.compile_ptx(function, signature, cc=capability)
                 limit = program.MAX_REGISTERS.get(name)
                 if limit:
@@ -87,6 +93,7 @@ def compile_program(capability: tuple[int, int], head_dim: int) -> Program:
                 data = ptx.encode()
                 nvjitlink.add_data(
                     handle, nvjitlink.InputType.PTX, data, len(data), name)
+        progress('linking the kernels', 1, 1)
         nvjitlink.complete(handle)
         cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
         nvjitlink.get_linked_cubin(handle, cubin)
@@ -102,12 +109,14 @@ def compile_program(capability: tuple[int, int], head_dim: int) -> Program:
     return Program(bytes(cubin), entries, _resources(log.decode(errors='replace'), entries))
 
 
-def load_program(capability: tuple[int, int], head_dim: int) -> Program:
+def load_program(
+    capability: tuple[int, int], head_dim: int, progress: Progress = no_progress
+) -> Program:
     """Return the program from the disk cache, or compile it and put it there."""
     path = cache_directory() / f'{_key(capability, head_dim)}.safetensors'
     program = _read(path)
     if program is None:
-        program = compile_program(capability, head_dim)
+        program = compile_program(capability, head_dim, progress)
         _write(path, program)
     return program
 

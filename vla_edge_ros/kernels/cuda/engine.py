@@ -28,6 +28,7 @@ from vla_edge_ros.kernels.cuda.driver import Device, Gpu
 from vla_edge_ros.kernels.cuda.launches import Launches
 from vla_edge_ros.kernels.cuda.upload import upload
 from vla_edge_ros.kernels.memory_plan import GPU, memory_mb, PINNED
+from vla_edge_ros.progress import no_progress, Progress
 
 
 class Engine:
@@ -44,6 +45,8 @@ class Engine:
         Not looked at: matrices are held as float16, see ``layout.pack_matrix``.
     total_slots, max_tokens : int
         Cache slots, and the most tokens of one prefill; more than 32 run in parts.
+    progress : Progress
+        Told of every kernel that is compiled and every layer that is uploaded.
 
     Raises
     ------
@@ -54,11 +57,14 @@ class Engine:
 
     """
 
-    def __init__(self, config, tensors, weights_dtype: str, total_slots: int, max_tokens: int):
+    def __init__(
+        self, config, tensors, weights_dtype: str, total_slots: int, max_tokens: int,
+        progress: Progress = no_progress,
+    ):
         plan = layout.memory_plan(config, weights_dtype, total_slots, max_tokens)
         self.device = device = Device()
         self._finalizer = weakref.finalize(self, device.close)
-        program = load_program(device.capability, config.head_dim)
+        program = load_program(device.capability, config.head_dim, progress)
         device.load(program.cubin, program.entries)
         self._config = config
         self._at = {b.name: device.allocate(b.bytes) for b in plan if b.place == GPU}
@@ -77,11 +83,12 @@ class Engine:
             device.copy_in(launches.layer(name, layer), np.ascontiguousarray(array))
             device.wait()
 
-        upload(config, tensors, send)
+        upload(config, tensors, send, progress)
         for name, array in zip(
             ('cosine', 'sine'), layout.rotary_tables(config, ranks), strict=True
         ):
             send(name, array)
+        progress('recording the prefill', 1, 1)
         self._prefill_launches = launches.prefill()
         self._prefill_graph = device.record(self._queue_prefill)
         self._decode_graphs: dict[int, object] = {}

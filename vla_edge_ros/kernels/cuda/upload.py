@@ -6,10 +6,12 @@ import numpy as np
 
 from vla_edge_ros.kernels.bfloat16 import to_float32
 from vla_edge_ros.kernels.cuda.layout import pack_matrix, pair_heads, pair_rows
+from vla_edge_ros.progress import no_progress, Progress
 
 
 def upload(
-    config, tensors: Mapping[str, np.ndarray], send: Callable[[str, np.ndarray, int], None]
+    config, tensors: Mapping[str, np.ndarray], send: Callable[[str, np.ndarray, int], None],
+    progress: Progress = no_progress,
 ) -> None:
     """
     Pack every weight, one matrix at a time, and hand it to ``send(buffer, array, layer)``.
@@ -22,6 +24,8 @@ def upload(
         Checkpoint tensors by their Hugging Face names, float32 or uint16 (bfloat16).
     send : callable
         Takes the name of a buffer of ``layout.memory_plan``, what belongs there, and the layer.
+    progress : Progress
+        Told of every layer.
 
     """
 
@@ -31,11 +35,13 @@ def upload(
     def pack(name: str) -> np.ndarray:
         return pack_matrix(tensors[f'{name}.weight'], name)
 
+    progress('uploading the vocabulary', 1, 1)
     send('embedding', pack('model.embed_tokens'), 0)
     if not config.tie_word_embeddings:
         send('head', pack('lm_head'), 0)
     send('final_norm', *vectors('model.norm.weight'), 0)
     for layer in range(config.num_hidden_layers):
+        progress('uploading layer', layer + 1, config.num_hidden_layers)
         prefix = f'model.layers.{layer}'
         attention, mlp = f'{prefix}.self_attn', f'{prefix}.mlp'
         names = [f'{attention}.{name}_proj' for name in 'qkv']
