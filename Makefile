@@ -17,8 +17,8 @@ export NUMBA_NUM_THREADS ?= 1
 
 setup: $(SET_UP)
 
-$(SET_UP): setup.py pyproject.toml requirements/bootstrap.sh requirements/constraints.txt \
-    requirements/$(DISTRO).txt
+$(SET_UP): setup.py pyproject.toml requirements/bootstrap.sh requirements/cuda_extra.py \
+    requirements/constraints.txt requirements/$(DISTRO).txt
 	PYTHON=$(PYTHON) DISTRO=$(DISTRO) requirements/bootstrap.sh $(VENV)
 	@touch $@
 

@@ -47,10 +47,10 @@ echo 'setup: installing the Python packages (some minutes the first time)'
 "$venv/bin/pip" install --quiet --disable-pip-version-check --prefer-binary \
     --constraint requirements/constraints.txt --constraint "requirements/$distro.txt" \
     --editable ".[$extra,test]"
-if [ -e /dev/nvidiactl ]; then
-    echo 'setup: found a GPU, installing the CUDA compiler (several hundred MB)'
+cuda=$("$venv/bin/python" requirements/cuda_extra.py)
+if [ -n "$cuda" ]; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check --prefer-binary \
-        --constraint requirements/constraints.txt --editable '.[cuda]'
+        --constraint requirements/constraints.txt --editable ".[$cuda]"
 fi
 
 can_render() {
