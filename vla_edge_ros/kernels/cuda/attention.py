@@ -21,6 +21,7 @@ def define_attention(capability: tuple[int, int], head_dim: int, device) -> list
     """Return (name, function, argument types) of every kernel."""
     half_dim = head_dim // 2
     to_half, exp2, shared_address = ptx.to_half, ptx.exp2, ptx.shared_address
+    quotient, remainder, ratio = ptx.quotient, ptx.remainder, ptx.ratio
     signal, wait, bring, split_size = device.signal, device.wait, device.bring, device.split_size
     i32, i64 = np.int32, np.int64
 
@@ -52,8 +53,8 @@ def define_attention(capability: tuple[int, int], head_dim: int, device) -> list
                 bring(pairs + head + begin * head_dim * 2, past)
             wait()
             signal()
-            low = first + min((tile * 16 + row) // group, tokens - 1)
-            high = first + min((tile * 16 + row + 8) // group, tokens - 1)
+            low = first + min(quotient(i32(tile * 16 + row), group), tokens - 1)
+            high = first + min(quotient(i32(tile * 16 + row + 8), group), tokens - 1)
             attend(
                 queries + ((kv * query_rows + tile * 16 + row) * head_dim * 2 + quad * 16),
                 rotated + (head + row * head_dim * 2 + quad * 16),
@@ -76,7 +77,8 @@ def define_attention(capability: tuple[int, int], head_dim: int, device) -> list
                 extremes[(line + thread) * 2 + 1] = total
                 for other in range(warps):
                     if total > ZERO:
-                        shares[other * 16 + thread] /= total
+                        shares[other * 16 + thread] = ratio(
+                            shares[other * 16 + thread], total)
             cuda.syncthreads()
             for element in range(thread, rows * head_dim, 32 * warps):
                 row, value = element // head_dim, ZERO
@@ -92,8 +94,9 @@ def define_attention(capability: tuple[int, int], head_dim: int, device) -> list
         first, stop = state[ARRANGE_FROM], state[CONTEXT]
         chunks = (stop - first + ARRANGE_RANKS - 1) // ARRANGE_RANKS
         for unit in range(cuda.blockIdx.x, layers * kv_heads * chunks, cuda.gridDim.x):
-            layer, rest = unit // (kv_heads * chunks), unit % (kv_heads * chunks)
-            kv, chunk = rest // chunks, rest % chunks
+            layer = quotient(i32(unit), i32(kv_heads * chunks))
+            rest = i32(unit - layer * kv_heads * chunks)
+            kv, chunk = quotient(rest, i32(chunks)), remainder(rest, i32(chunks))
             for item in range(cuda.threadIdx.x, ARRANGE_RANKS * half_dim, THREADS):
                 rank, d = first + chunk * ARRANGE_RANKS + item // half_dim, item % half_dim
                 if rank < stop:

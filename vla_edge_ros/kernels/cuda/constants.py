@@ -22,9 +22,10 @@ TOKEN_TILES = TOKENS // 8
 SUM_PADDING = 8
 """Numbers between two rows of sums in shared memory, so that lanes meet no bank twice."""
 STATE_WORDS = 16
-CONTEXT, NEW_TOKENS, FIRST_TOKEN, FIRST_ROW, NUM_ROWS, ARRANGE_FROM = range(6)
+CONTEXT, NEW_TOKENS, FIRST_TOKEN, FIRST_ROW, NUM_ROWS, ARRANGE_FROM, ARRIVED = range(7)
 """Words of the state: context slots, new tokens, the token fed first, the rows of the head to
-choose from, and the first rank to arrange; the slot of each rank follows behind STATE_WORDS."""
+choose from, the first rank to arrange, and how often a block of the stream has finished a phase;
+the slot of each rank follows behind STATE_WORDS."""
 MAX_SPLITS = 16
 """Parts the keys of one head are attended in."""
 MAX_CHUNKS = 16
@@ -40,3 +41,20 @@ TENSOR_16 = (8, 0)
 """Compute capability from which one instruction takes 16 elements of k; before, 8."""
 DEPENDENT_LAUNCH = (9, 0)
 """Compute capability from which a kernel can start before the one ahead of it has ended."""
+BULK_COPY = (9, 0)
+"""Compute capability from which one instruction copies kilobytes to shared memory."""
+STAGE_STEPS = 2 * WARPS
+"""Steps of weights in one stage of the stream: two for every warp that multiplies."""
+STAGE_BYTES = STAGE_STEPS * TILE_BYTES
+MAX_STAGES = 16
+STREAM_SCRATCH = 32768
+"""Bytes of shared memory of a stream for what a phase multiplies, and for its sums."""
+STREAM_EXTRA = 2048
+"""Bytes behind them: what is exchanged between warps, and the barriers."""
+STREAM_SUMS = STREAM_SCRATCH - BATCH * SUMS * 4
+"""Where in the scratch the sums of a batch lie."""
+BARRIER_BYTES = 16 * MAX_STAGES
+FIXED_SCALE = 2.0**32
+"""Of the residual of a stream: fixed point, so that no order of additions changes a bit."""
+MAX_PROCESSORS = 256
+"""Blocks of a stream at most."""

@@ -6,8 +6,6 @@ values; attend (``attention.py``); mix and project; normalise, gate and expand; 
 products onto the residual are left in chunks, which the next normalisation adds.
 """
 
-import math
-
 from numba import cuda
 from numba.core import types
 import numpy as np
@@ -28,7 +26,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     TILE_BYTES,
     WARPS,
 )
-from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, ONE, U16, ZERO
+from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, U16, ZERO
 
 DEPTH = 6
 """Steps of weights a warp has under way."""
@@ -38,7 +36,8 @@ _INNER, _OUTER = np.float32(INNER_SCALE), np.float32(1 / INNER_SCALE)
 
 def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tuple]:
     """Return (name, function, argument types) of every kernel."""
-    to_half, to_float = ptx.to_half, ptx.to_float
+    to_half, to_float, inverse_root = ptx.to_half, ptx.to_float, ptx.inverse_root
+    quotient, remainder, ratio = ptx.quotient, ptx.remainder, ptx.ratio
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
     product = tensor.make_product(DEPTH, capability)
     half_dim = head_dim // 2
@@ -70,7 +69,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
             squares += floats[first + i] * floats[first + i]
             if cuda.blockIdx.x == 0:
                 kept[i] = floats[first + i]
-        scale = ONE / f32(math.sqrt(block_sum(squares, scratch) / f32(size) + eps))
+        scale = inverse_root(ratio(block_sum(squares, scratch), f32(size)) + eps)
         for i in range(cuda.threadIdx.x, size, THREADS):
             x[i] = to_half(floats[first + i] * scale * floats[first + size + i])
         cuda.syncthreads()
@@ -174,7 +173,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         first, stop, low, high = share(tiles, steps, chunks)
         seen = state[CONTEXT] + step + 1
         part = split_size(seen, warps)
-        splits = (seen + part - 1) // part
+        splits = quotient(i32(seen + part - 1), i32(part))
         wait()
         mixing_shares(0, splits, extremes, heads, kv_heads, query_rows, shares)
         for k in range(low * STEP + 4 * cuda.threadIdx.x, high * STEP, 4 * THREADS):
@@ -182,7 +181,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
             mix_four(k, 0, splits, partials, heads, kv_heads, query_rows, shares, out)
         cuda.syncthreads()
         signal()
-        base = cuda.blockIdx.x % chunks * tiles * 16
+        base = remainder(i32(cuda.blockIdx.x), chunks) * tiles * 16
         for tile in range(first, stop, BATCH):
             count = min(stop - tile, BATCH)
             multiply(weights, tile, count, steps, low, high, x, sums)
@@ -219,7 +218,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         arrived()
         cuda.syncthreads()
         signal()
-        base = cuda.blockIdx.x % chunks * tiles * 16
+        base = remainder(i32(cuda.blockIdx.x), chunks) * tiles * 16
         for tile in range(first, stop, BATCH):
             count = min(stop - tile, BATCH)
             multiply(weights, tile, count, steps, low, high, x, sums)

@@ -30,7 +30,8 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     tiles_per_head = head_dim // 16
     to_half, exp2, load_float = ptx.to_half, ptx.exp2, ptx.load_float
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
-    prefetch = ptx.prefetch
+    prefetch, quotient, remainder, ratio = (
+        ptx.prefetch, ptx.quotient, ptx.remainder, ptx.ratio)
     copy, arrived = ptx.make_copy(capability)
     mix, add = ptx.make_mix(MAX_SPLITS), ptx.make_sum(MAX_CHUNKS)
     device = cuda.jit(device=True)
@@ -65,12 +66,15 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     @device
     def share(tiles, steps, chunks):
         """Return this block's first and last tile, and the first and last step of its chunk."""
-        block, blocks = cuda.blockIdx.x, cuda.gridDim.x
-        chunk, index = block % chunks, block // chunks
-        size = blocks // chunks + (1 if chunk < blocks % chunks else 0)
-        first, stop = tiles * index // size, tiles * (index + 1) // size
-        low, high = steps * chunk // chunks, steps * (chunk + 1) // chunks
-        return i32(first), i32(stop), i32(low), i32(high)
+        block, blocks = i32(cuda.blockIdx.x), i32(cuda.gridDim.x)
+        if chunks == 1:
+            return (quotient(i32(tiles * block), blocks),
+                    quotient(i32(tiles * (block + 1)), blocks), i32(0), i32(steps))  # fmt: skip
+        chunk, index = remainder(block, chunks), quotient(block, chunks)
+        size = i32(quotient(i32(blocks - chunk + chunks - 1), chunks))
+        return (
+            quotient(i32(tiles * index), size), quotient(i32(tiles * (index + 1)), size),
+            quotient(i32(steps * chunk), chunks), quotient(i32(steps * (chunk + 1)), chunks))
 
     @device
     def bring(address, num_bytes):
@@ -100,6 +104,13 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
         cuda.syncthreads()
 
     @device
+    def query_row(head, token, heads, kv_heads, query_rows):
+        """Return the row, over all KV heads, of a token's query of one head."""
+        group = quotient(heads, kv_heads)
+        kv = quotient(i32(head), group)
+        return kv * query_rows + token * group + head - kv * group
+
+    @device
     def rotary(tile, row):
         """Return which pair of a head row ``row`` of a tile holds."""
         return (tile % tiles_per_head) * 8 + row
@@ -113,8 +124,7 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
         turned_low = low * c - high * s
         turned_high = high * c + low * s
         if head < heads:
-            group = heads // kv_heads
-            place = (head // group * query_rows + token * group + head % group) * head_dim + d
+            place = query_row(head, token, heads, kv_heads, query_rows) * head_dim + d
             scale = LOG2_E * query_scale
             queries[place] = to_half(turned_low * scale)
             queries[place + half_dim] = to_half(turned_high * scale)
@@ -146,13 +156,12 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     @device
     def mixing_shares(token, splits, extremes, heads, kv_heads, query_rows, shares):
         """Write the share of each split of each head to shared memory; 16 lanes for a head."""
-        group = heads // kv_heads
         # Whole warps, also with an odd number of heads: the lanes of one exchange values.
         for item in range(cuda.threadIdx.x, (heads + 1) // 2 * 2 * MAX_SPLITS, THREADS):
             head, split = item // MAX_SPLITS, item % MAX_SPLITS
             top, total = HIDDEN, ZERO
             if split < splits and head < heads:
-                row = head // group * query_rows + token * group + head % group
+                row = query_row(head, token, heads, kv_heads, query_rows)
                 place = (split * kv_heads * query_rows + row) * 2
                 top = load_float(generic_address(extremes, place))
                 total = load_float(generic_address(extremes, place + 1))
@@ -163,15 +172,14 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
             total = part
             for distance in (8, 4, 2, 1):
                 total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)
-            shares[item] = part / total
+            shares[item] = ratio(part, total)
         cuda.syncthreads()
 
     @device
     def mix_four(k, token, splits, partials, heads, kv_heads, query_rows, shares, out):
         """Mix elements ``k`` to ``k + 3`` of a token's attention to the address ``out``."""
         head = k // head_dim
-        group = heads // kv_heads
-        row = head // group * query_rows + token * group + head % group
+        row = query_row(head, token, heads, kv_heads, query_rows)
         mix(
             generic_address(partials, row * head_dim + k % head_dim),
             2 * head_dim * kv_heads * query_rows,
@@ -183,7 +191,7 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     @device
     def swiglu(gate, up):
         """Return ``silu(gate) * up``."""
-        return gate / (ONE + exp2(-gate * LOG2_E)) * up
+        return ratio(gate, ONE + exp2(-gate * LOG2_E)) * up
 
     @device
     def best_of(best, rows):
@@ -203,7 +211,7 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
 
     names = (
         block_sum, fragment_index, embedding_index, share, bring, bring_weights, copy_row,
-        add_sums, rotary, store_qkv, split_size, mixing_shares, mix_four, swiglu, best_of,
+        add_sums, query_row, rotary, store_qkv, split_size, mixing_shares, mix_four, swiglu, best_of,
     )  # fmt: skip
     functions = {function.__name__: function for function in names}
     signal, wait = ptx.make_launch_control(capability)

@@ -13,6 +13,8 @@ _TYPES = {
     'i': ctypes.c_int32,
     'f': ctypes.c_float,
 }
+DEFAULT_SHARED_BYTES = 49152
+"""Shared memory that a block gets without being asked for."""
 
 
 class CudaError(RuntimeError):
@@ -31,6 +33,7 @@ class Launch(NamedTuple):
     shared_bytes: int
     values: tuple
     types: tuple
+    cooperative: bool = False
 
 
 class Gpu:
@@ -166,17 +169,22 @@ class Device(Gpu):
                 name, self._cu.cuModuleGetFunction(self._module, entry.encode()))
 
     def prepare(
-        self, name: str, grid: Sequence[int], threads: int, kinds: str, *values, shared: int = 0
+        self, name: str, grid: Sequence[int], threads: int, kinds: str, *values, shared: int = 0,
+        cooperative: bool = False,
     ) -> Launch:
         """
         Return a launch of kernel ``name``.
 
         ``kinds`` has a letter for each of ``values``: p an address, i an int32, f a float32.
+        ``cooperative``: all blocks run at the same time, or none.
         """
         shape = (*grid, *(1,) * (3 - len(grid)))
+        if shared > DEFAULT_SHARED_BYTES:
+            kind = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call(name, self._cu.cuFuncSetAttribute(self._functions[name], kind, shared))
         return Launch(
             self._functions[name], shape, threads, shared, values,
-            tuple(_TYPES[kind] for kind in kinds))
+            tuple(_TYPES[kind] for kind in kinds), cooperative)
 
     def launch(self, launch: Launch, dependent: bool = False) -> None:
         """Queue a launch; a dependent one may start while the one ahead still runs."""
@@ -186,11 +194,14 @@ class Device(Gpu):
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.threads, 1, 1
         config.sharedMemBytes = launch.shared_bytes
         config.hStream = self.stream
+        attribute, kinds = cu.CUlaunchAttribute(), cu.CUlaunchAttributeID
         if dependent:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = (
-                cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
+        if launch.cooperative:
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+        if dependent or launch.cooperative:
             config.attrs, config.numAttrs = [attribute], 1
         self._call('launching', cu.cuLaunchKernelEx(
             config, launch.function, (launch.values, launch.types), 0))

@@ -15,6 +15,7 @@ from vla_edge_ros.kernels.cuda import layout
 from vla_edge_ros.kernels.cuda.compiler import load_program
 from vla_edge_ros.kernels.cuda.constants import (
     ARRANGE_FROM,
+    BULK_COPY,
     CONTEXT,
     DEPENDENT_LAUNCH,
     FIRST_ROW,
@@ -74,6 +75,9 @@ class Engine:
         self._launches = launches = Launches(
             device, config, {buffer.name: buffer for buffer in plan}, self._at, total_slots)
         self._dependent = device.capability >= DEPENDENT_LAUNCH
+        processors = device.attribute('MULTIPROCESSOR_COUNT')
+        self._streams = (
+            device.capability >= BULK_COPY and layout.can_stream(config, processors))
         ranks = layout.rank_capacity(total_slots)
         self._host_state, self._host_rows = pinned['host_state'], pinned['host_rows']
         self._host_hidden, self._host_tokens = pinned['host_hidden'], pinned['host_tokens']
@@ -88,6 +92,8 @@ class Engine:
             ('cosine', 'sine'), layout.rotary_tables(config, ranks), strict=True
         ):
             send(name, array)
+        if self._streams:
+            send('shares', layout.stream_shares(config, processors))
         progress('recording the prefill', 1, 1)
         self._prefill_launches = launches.prefill()
         self._prefill_graph = device.record(self._queue_prefill)
@@ -189,6 +195,10 @@ class Engine:
         device, launches = self.device, self._launches
         device.copy_in(self._at['state'], self._host_state)
         device.launch(launches.arrange())
+        if self._streams:
+            device.launch(launches.stream(num_tokens))
+            device.copy_out(self._host_tokens[:num_tokens], self._at['tokens'])
+            return
         for step in range(num_tokens):
             device.launch(launches.embed(step, num_tokens), self._dependent)
             for layer in range(self._config.num_hidden_layers):

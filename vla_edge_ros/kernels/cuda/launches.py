@@ -9,9 +9,13 @@ from vla_edge_ros.kernels.cuda.constants import (
     MAX_CANDIDATES,
     MAX_CHUNKS,
     MAX_SPLITS,
+    MAX_STAGES,
     PREFILL_WARPS,
+    STAGE_BYTES,
     STATE_WORDS,
     STEP,
+    STREAM_EXTRA,
+    STREAM_SCRATCH,
     THREADS,
     TOKENS,
     WARPS,
@@ -134,6 +138,32 @@ class Launches:
                 self.layer('down', layer), tiles['output'], inner // STEP, down, at['inner'],
                 at['sums'], shared=2 * inner),
         ]  # fmt: skip
+
+    def stream(self, num_tokens: int, stages: int = 0, ahead: int = 3, fetch: int = 0) -> Launch:
+        """Decode all tokens in one launch; see ``stream.py``."""
+        at, config = self._at, self._config
+        most = (self._device.attribute('MAX_SHARED_MEMORY_PER_BLOCK_OPTIN')
+                - STREAM_SCRATCH - STREAM_EXTRA) // STAGE_BYTES  # fmt: skip
+        per_slot = config.num_key_value_heads * config.head_dim
+        stages = min(stages or MAX_STAGES, most, MAX_STAGES)
+        return self._device.prepare(
+            'decode_stream', (self._processors,), THREADS + 32,
+            'ppppp' + 'pppp' + 'pppp' + 'ppp' + 'pp' + 'pp' + 'p' + 'pp' + 'ppp' + 'pp'
+            + 'iiiii' + 'pp' + 'iiiiiii' + 'ff' + 'iiii',
+            at['qkv'], at['output'], at['gate_up'], at['down'], at['head'],
+            at['qkv_bias'], at['attention_norm'], at['mlp_norm'], at['final_norm'],
+            at['keys'], at['values'], at['rotated'], at['pairs'],
+            at['queries'], at['partials'], at['extremes'], at['cosine'], at['sine'],
+            at['state'], self._order, at['embedding'], at['stream_residual'], at['inner'],
+            at['logits'], at['candidates'], at['candidate_rows'], at['tokens'], at['shares'],
+            config.num_hidden_layers, config.hidden_size, config.intermediate_size,
+            config.num_attention_heads, config.num_key_value_heads,
+            self._slots * per_slot, self._ranks * per_slot, self._ranks,
+            layout.query_rows(config, TOKENS), config.hidden_size // STEP,
+            config.intermediate_size // STEP, self._tiles['output'], self._tiles['qkv'],
+            self._tiles['gate_up'], config.rms_norm_eps, 1 / config.hidden_size, num_tokens, stages,
+            ahead, fetch, shared=STREAM_SCRATCH + STREAM_EXTRA + stages * STAGE_BYTES,
+            cooperative=True)
 
     def prefill(self) -> list[list[Launch]]:
         """Return the launches of each layer; the first of the one behind completes its sum."""

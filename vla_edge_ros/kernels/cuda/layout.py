@@ -5,12 +5,17 @@ import numpy as np
 from vla_edge_ros.errors import ConfigError, WeightsError
 from vla_edge_ros.kernels.bfloat16 import to_float32
 from vla_edge_ros.kernels.cuda.constants import (
+    BATCH,
+    DECODE_ROWS,
     MAX_CANDIDATES,
     MAX_CHUNKS,
     MAX_HEADS,
+    MAX_PROCESSORS,
     MAX_SPLITS,
     STATE_WORDS,
     STEP,
+    STREAM_SCRATCH,
+    STREAM_SUMS,
     TOKENS,
 )
 from vla_edge_ros.kernels.memory_plan import Buffer, GPU, PINNED
@@ -148,6 +153,8 @@ def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -
         Buffer('candidates', (MAX_CANDIDATES,), f32),
         Buffer('candidate_rows', (MAX_CANDIDATES,), i32),
         Buffer('tokens', (max(ranks, TOKENS),), i32),
+        Buffer('stream_residual', (hidden,), 'int64'),
+        Buffer('shares', (4 * (MAX_PROCESSORS + 1),), i32),
     ]
     if not config.tie_word_embeddings:
         plan.append(matrix('head', config.vocab_size, hidden))
@@ -170,3 +177,45 @@ def rotary_tables(config, ranks: int) -> tuple[np.ndarray, np.ndarray]:
     half = config.head_dim // 2
     angles = np.arange(ranks)[:, None] * config.rope_theta ** (-np.arange(half) / half)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def stream_shares(config, processors: int) -> np.ndarray:
+    """
+    Return which part of every matrix each block of a stream multiplies.
+
+    Returns
+    -------
+    int32 [4, processors + 1]
+        Where each block begins: tiles of qkv, tiles of the output projection for every head in
+        turn, tiles of gate and up, steps of down. The steps even out what tiles cannot.
+
+    """
+    def even(units: int) -> np.ndarray:
+        return np.arange(processors + 1) * units // processors
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    depth, head_steps = hidden // STEP, config.head_dim // STEP
+    wide = tiles(hidden) * (inner // STEP)
+    qkv = even(tiles(config.qkv_size))
+    output = even(config.num_attention_heads * tiles(hidden))
+    gate_up = even(tiles(2 * inner))
+    before = (qkv + gate_up) * depth + output * head_steps
+    wanted = even(int(before[-1]) + wide) - before
+    down = np.clip(np.maximum.accumulate(wanted), 0, wide)
+    down[-1] = wide
+    return np.stack([qkv, output, gate_up, down]).astype(np.int32)
+
+
+def can_stream(config, processors: int) -> bool:
+    """Return whether the rows of a network fit what a block of the stream holds."""
+    shares = stream_shares(config, processors)
+    wide = config.intermediate_size // STEP
+    first, last = shares[3, :-1] // wide, (shares[3, 1:] - 1) // wide
+    group = config.num_attention_heads // config.num_key_value_heads
+    return (
+        processors <= MAX_PROCESSORS
+        and group <= DECODE_ROWS
+        and 14 * config.hidden_size <= STREAM_SCRATCH
+        and 2 * max(config.intermediate_size, config.query_size) <= STREAM_SUMS
+        and int((last - first).max()) < BATCH
+    )

@@ -5,8 +5,6 @@ As in decode, but normalising and mixing are kernels of their own, because every
 product needs all tokens.
 """
 
-import math
-
 from numba import cuda
 from numba.core import types
 import numpy as np
@@ -26,7 +24,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     TOKENS,
     WARPS,
 )
-from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, ONE, ZERO
+from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, ZERO
 
 DEPTH = 4
 """Steps of weights a warp has under way."""
@@ -37,7 +35,8 @@ _INNER = np.float32(INNER_SCALE)
 
 def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[tuple]:
     """Return (name, function, argument types) of every kernel."""
-    to_half = ptx.to_half
+    to_half, inverse_root = ptx.to_half, ptx.inverse_root
+    quotient, remainder, ratio = ptx.quotient, ptx.remainder, ptx.ratio
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
     products = tensor.make_products(TOKENS, DEPTH, capability)
     half_dim = head_dim // 2
@@ -89,7 +88,7 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         for i in range(cuda.threadIdx.x, size, THREADS):
             squares += floats[i] * floats[i]
             residual[token * size + i] = floats[i]
-        scale = ONE / f32(math.sqrt(block_sum(squares, scratch) / f32(size) + eps))
+        scale = inverse_root(ratio(block_sum(squares, scratch), f32(size)) + eps)
         for i in range(cuda.threadIdx.x, size, THREADS):
             value = floats[i] * scale * floats[size + i]
             x[fragment_index(token, i)] = to_half(value)
@@ -127,7 +126,7 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
             return
         seen = state[CONTEXT] + state[NEW_TOKENS]
         part = split_size(seen, warps)
-        splits = (seen + part - 1) // part
+        splits = quotient(i32(seen + part - 1), i32(part))
         mixing_shares(token, splits, extremes, heads, kv_heads, query_rows, shares)
         for k in range(4 * cuda.threadIdx.x, heads * head_dim, 4 * THREADS):
             out = generic_address(x, fragment_index(token, k))
@@ -151,7 +150,7 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         sums = cuda.shared.array(_SUMS, F32)
         bring_weights(weights, tiles, steps, chunks)
         first, stop, low, high = share(tiles, steps, chunks)
-        base = cuda.blockIdx.x % chunks * TOKENS
+        base = remainder(i32(cuda.blockIdx.x), chunks) * TOKENS
         wait()
         signal()
         for tile in range(first, stop):

@@ -15,10 +15,12 @@ from vla_edge_ros.kernels.cuda.attention import define_attention
 from vla_edge_ros.kernels.cuda.decode import define_decode
 from vla_edge_ros.kernels.cuda.device import define_device
 from vla_edge_ros.kernels.cuda.prefill import define_prefill
+from vla_edge_ros.kernels.cuda.stream import define_stream
 
 MAX_REGISTERS = {
     'decode_qkv': 112, 'decode_output': 112, 'decode_mlp': 112, 'decode_down': 112,
     'decode_head': 112, 'prefill_qkv': 120, 'prefill_mlp': 120, 'prefill_partial': 120,
+    'decode_stream': 168,
 }  # fmt: skip
 """So that two blocks fit a processor."""
 
@@ -28,6 +30,6 @@ def define(capability: tuple[int, int], head_dim: int) -> dict[str, tuple]:
     device = define_device(capability, head_dim)
     return {
         name: (function, types.void(*arguments))
-        for make in (define_decode, define_prefill, define_attention)
+        for make in (define_decode, define_prefill, define_attention, define_stream)
         for name, function, arguments in make(capability, head_dim, device)
     }

@@ -103,6 +103,16 @@ def generic_address(typing_context, array, index):
     return types.int64(array, types.int64), codegen
 
 
+@intrinsic
+def moved(typing_context, pointer, count):
+    """Return a pointer int64 ``count`` elements further."""
+
+    def codegen(context, builder, signature, values):
+        return builder.gep(values[0], [values[1]])
+
+    return pointer(pointer, types.int64), codegen
+
+
 def block_of(lines: Sequence[str]) -> str:
     """Return lines of PTX as one block with registers and labels of its own."""
     return '{\n' + '\n'.join(lines) + '\n}'
@@ -118,6 +128,16 @@ to_half = assembly(
 
 to_float = assembly('cvt.f32.f16 $0, $1;', (types.uint16,), types.float32)
 """The bits of a float16 to float32."""
+
+quotient = assembly('div.u32 $0, $1, $2;', (types.int32, types.int32), types.int32)
+"""Of two numbers that are not negative; Numba's own takes 64 bits and hundreds of cycles."""
+
+remainder = assembly('rem.u32 $0, $1, $2;', (types.int32, types.int32), types.int32)
+
+ratio = assembly('div.full.f32 $0, $1, $2;', (types.float32, types.float32), types.float32)
+"""Of float32 numbers, at most two units in the last place off."""
+
+inverse_root = assembly('rsqrt.approx.f32 $0, $1;', (types.float32,), types.float32)
 
 exp2 = assembly('ex2.approx.ftz.f32 $0, $1;', (types.float32,), types.float32)
 

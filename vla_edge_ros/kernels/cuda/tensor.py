@@ -163,7 +163,7 @@ def make_products(columns: int, depth: int, capability: tuple[int, int]):
     return assembly(block_of(lines), (types.int64, types.int64, types.int32, types.int32))
 
 
-def make_attend(head_dim: int, both: bool, capability: tuple[int, int]):
+def make_attend(head_dim: int, both: bool, capability: tuple[int, int], late: bool = False):
     """
     Return what one warp of attention does: 16 query rows against its share of the keys.
 
@@ -180,6 +180,8 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int]):
         Store rows 8 to 15 too.
     capability : (int, int)
         Compute capability compiled for.
+    late : bool
+        Load values only when the keys are done with, into the same registers.
 
     Returns
     -------
@@ -237,11 +239,13 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int]):
             names = ', '.join(f'k{8 * block + 4 * tile + n}' for n in range(4))
             offset = 64 * block + tile * 8 * row_bytes
             lines += [f'ld.global.cg.v4.b32 {{{names}}}, [kk+{offset}];']
+    values = []
     for block in range(blocks):
         for pair in (0, 1):
             names = ', '.join(f'v{8 * block + 4 * pair + n}' for n in range(4))
             offset = 128 * block + pair * 8 * row_bytes
-            lines += [f'ld.global.cg.v4.b32 {{{names}}}, [vv+{offset}];']
+            values += [f'ld.global.cg.v4.b32 {{{names}}}, [vv+{offset}];']
+    lines += [] if late else values
     for block in range(blocks):
         q = [f'q{8 * block + n}' for n in range(8)]
         for tile in (0, 1):
@@ -249,6 +253,7 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int]):
             names = [f's{4 * tile + n}' for n in range(4)]
             lines += multiply('s', names, (q[0], q[4], q[1], q[5]), b[:2])
             lines += multiply('s', names, (q[2], q[6], q[3], q[7]), b[2:])
+    lines += values if late else []
     # Hide the keys that a row may not see.
     lines += ['shl.b32 c, t, 1;', 'add.s32 c, c, i;']
     for tile in (0, 1):

@@ -1,0 +1,277 @@
+"""What a stream of weights needs of PTX: bulk copies, barriers, and a product out of a ring."""
+
+from numba.core import types
+
+from vla_edge_ros.kernels.cuda.constants import (
+    BARRIER_BYTES,
+    DECODE_ROWS,
+    FRAGMENT_BYTES,
+    MAX_SPLITS,
+    STAGE_BYTES,
+    STAGE_STEPS,
+    STEP,
+    SUMS,
+    THREADS,
+    TILE_BYTES,
+    WARPS,
+)
+from vla_edge_ros.kernels.cuda.ptx import assembly, block_of
+from vla_edge_ros.kernels.cuda.tensor import _mma
+
+_I32, _I64, _F32 = types.int32, types.int64, types.float32
+
+make_barrier = assembly('mbarrier.init.shared::cta.b64 [$0], $1;', (_I32, _I32))
+"""``make_barrier(address, arrivals)`` in shared memory."""
+
+publish_barriers = assembly(
+    'fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;', ())
+
+issue = assembly(
+    '{ mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $0; }', (_I32, _I32))
+"""``issue(num_bytes, barrier)``: a stage is complete when so many bytes have arrived."""
+
+bulk_copy = assembly(
+    'cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];',
+    (_I32, _I64, _I32, _I32))
+"""``bulk_copy(to, source, num_bytes, barrier)``."""
+
+bulk_prefetch = assembly('cp.async.bulk.prefetch.L2.global [$0], $1;', (_I64, _I32))
+
+await_parity = assembly(
+    block_of([
+        '.reg .pred p;', 'AGAIN:',
+        'mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;', '@!p bra AGAIN;',
+    ]),
+    (_I32, _I32))  # fmt: skip
+"""``await_parity(barrier, parity)``: until the phase of this parity is over."""
+
+who = assembly('mov.u32 $0, %tid.x;', (), _I32)
+"""This thread's number, anew: what depends on it is then not kept in registers for ever."""
+
+again = assembly('mov.b32 $0, $1;', (_I32,), _I32)
+"""A number as if it were a new one, for the same reason."""
+
+recall = assembly('ld.shared.b32 $0, [$1];', (_I32,), _I32)
+keep = assembly('st.shared.b32 [$0], $1;', (_I32, _I32))
+
+meet = assembly('bar.sync 1, 256;', ())
+"""Wait for all warps that multiply."""
+
+announce = assembly('red.release.gpu.global.add.u32 [$0], 1;', (_I64,))
+"""Count this block in, after all that it wrote."""
+
+await_count = assembly(
+    block_of([
+        '.reg .pred p;', '.reg .u32 v;', '.reg .s32 d;', 'AGAIN:',
+        'ld.acquire.gpu.global.u32 v, [$0];', 'sub.s32 d, v, $1;', 'setp.lt.s32 p, d, 0;',
+        '@p bra AGAIN;',
+    ]),
+    (_I64, _I32))  # fmt: skip
+"""``await_count(address, count)``: until so many blocks were counted in."""
+
+load_int = assembly('ld.global.cg.b32 $0, [$1];', (_I64,), _I32)
+load_half = assembly('ld.global.cg.b16 $0, [$1];', (_I64,), types.uint16)
+store_long = assembly('st.global.cg.b64 [$0], $1;', (_I64, _I64))
+add_long = assembly('red.relaxed.gpu.global.add.u64 [$0], $1;', (_I64, _I64))
+to_fixed = assembly(
+    '{ .reg .f32 x; mul.f32 x, $1, 0f4F800000; cvt.rni.s64.f32 $0, x; }', (_F32,), _I64)
+"""A float32 to the fixed point of the residual."""
+
+
+def make_consume(capability: tuple[int, int]):
+    """
+    Return ``consume(state, ring, stages, count, steps, k, depth, x, sums, units)``.
+
+    One warp's share of a product whose weights come through the ring: of every stage the steps
+    ``2 * warp`` and ``2 * warp + 1``. ``state`` int32 is the stage and, from bit 8 on, the parity,
+    and returned for the next call; ``ring`` int32: address of the ring, the barriers lie before
+    it; ``stages`` int32: its length; ``count`` int32: stages of this call; ``steps`` int32: steps
+    of this call; ``k`` int32: which of a unit's ``depth`` steps is the first; ``x`` int32:
+    address of float16 [depth * 32]; ``sums`` int32: address of float32 [units, SUMS], all of
+    which are written.
+    """
+    lines = [
+        '.reg .pred p, row, lead;', '.reg .s32 s, ph, n, left, k, out, end;',
+        '.reg .b32 w, bar, xa, lane, warp, quad, a<16>, b<8>;', '.reg .f32 c<4>, d<4>;',
+        'and.b32 s, $1, 255;', 'shr.s32 ph, $1, 8;', 'mov.s32 n, $4;',
+        'mov.u32 lane, %laneid;', 'mov.u32 warp, %tid.x;', 'shr.b32 warp, warp, 5;',
+        'and.b32 quad, lane, 3;', 'setp.eq.s32 row, quad, 0;', 'setp.eq.s32 lead, lane, 0;',
+        'shl.b32 quad, quad, 4;', 'add.s32 quad, quad, $8;',
+        'shl.b32 k, warp, 1;', 'sub.s32 left, $5, k;', 'add.s32 k, k, $6;',
+        'shl.b32 out, warp, 6;', 'add.s32 out, out, $9;', 'shr.b32 w, lane, 2;',
+        'shl.b32 w, w, 2;', 'add.s32 out, out, w;',
+        f'mad.lo.s32 end, $10, {4 * SUMS}, out;',
+        *(f'mov.f32 {name}{i}, 0f00000000;' for name in 'cd' for i in range(4)),
+        'setp.le.s32 p, n, 0;', '@p bra FLUSH;', 'NEXT:',
+        f'mad.lo.s32 bar, s, 16, $2;', f'sub.s32 bar, bar, {BARRIER_BYTES};',
+        'AGAIN:', 'mbarrier.try_wait.parity.shared::cta.b64 p, [bar], ph;', '@!p bra AGAIN;',
+        f'mad.lo.s32 w, s, {STAGE_BYTES}, $2;', f'mad.lo.s32 w, warp, {2 * TILE_BYTES}, w;',
+        'mad.lo.s32 w, lane, 16, w;',
+        *(f'ld.shared.v4.b32 {{a{4 * i}, a{4 * i + 1}, a{4 * i + 2}, a{4 * i + 3}}}, '
+          f'[w+{FRAGMENT_BYTES * i}];' for i in range(4)),
+        'bar.warp.sync 0xffffffff;', '@lead mbarrier.arrive.shared::cta.b64 _, [bar+8];',
+    ]  # fmt: skip
+
+    def flush():
+        return [
+            'add.f32 c0, c0, d0;', 'add.f32 c2, c2, d2;',
+            '@row st.shared.f32 [out], c0;', '@row st.shared.f32 [out+32], c2;',
+            f'add.s32 out, out, {4 * SUMS};',
+            *(f'mov.f32 {name}{i}, 0f00000000;' for name in 'cd' for i in range(4)),
+        ]
+
+    for step in (0, 1):
+        a = [f'a{8 * step + i}' for i in range(8)]
+        lines += [
+            f'setp.le.s32 p, left, {step};', '@p bra LAST;',
+            f'UNIT{step}:', 'setp.lt.s32 p, k, $7;', f'@p bra GO{step};', *flush(),
+            'sub.s32 k, k, $7;', f'bra UNIT{step};', f'GO{step}:',
+            f'mad.lo.s32 xa, k, {2 * STEP}, quad;', 'ld.shared.v4.b32 {b0, b1, b2, b3}, [xa];',
+            *_mma('c', (a[0], a[4], a[1], a[5]), ('b0', 'b1'), capability),
+            *_mma('d', (a[2], a[6], a[3], a[7]), ('b2', 'b3'), capability),
+            'add.s32 k, k, 1;',
+        ]  # fmt: skip
+    lines += [
+        'LAST:', f'add.s32 k, k, {STAGE_STEPS - 2};', f'sub.s32 left, left, {STAGE_STEPS};',
+        'add.s32 s, s, 1;', 'setp.ge.s32 p, s, $3;', '@p mov.s32 s, 0;', '@p xor.b32 ph, ph, 1;',
+        'sub.s32 n, n, 1;', 'setp.gt.s32 p, n, 0;', '@p bra NEXT;',
+        'FLUSH:', 'setp.ge.s32 p, out, end;', '@p bra DONE;', *flush(), 'bra FLUSH;',
+        'DONE:', 'shl.b32 ph, ph, 8;', 'or.b32 $0, ph, s;',
+    ]  # fmt: skip
+    return assembly(block_of(lines), (_I32,) * 10, _I32)
+
+
+def make_gather_parts():
+    """
+    Return ``gather(parts, stride, extremes, step, num, out)``: attention from its splits.
+
+    Four neighbours of one head: ``parts`` int64: address of their four float16 in the first
+    split, ``stride`` int64: bytes to the next; ``extremes`` int64: address of the first split's
+    (maximum, sum) float32, ``step`` int64: bytes to the next; ``num`` int32 <= MAX_SPLITS;
+    ``out`` int32: address in shared memory of the four float16. All loads are under way together.
+    """
+    count = MAX_SPLITS
+    lines = [
+        '.reg .pred p;', '.reg .b64 a, e;', f'.reg .b32 v<{2 * count}>, low, high;',
+        f'.reg .f32 m<{count}>, l<{count}>, w, top, all, x, s<4>;',
+        '.reg .b16 h<4>;', 'mov.b64 a, $0;', 'mov.b64 e, $2;',
+    ]  # fmt: skip
+    for part in range(count):
+        lines += [
+            f'mov.f32 m{part}, 0fF149F2CA;', f'mov.f32 l{part}, 0f00000000;',
+            f'mov.b32 v{2 * part}, 0;', f'mov.b32 v{2 * part + 1}, 0;',
+            f'setp.gt.s32 p, $4, {part};',
+            f'@p ld.global.cg.v2.f32 {{m{part}, l{part}}}, [e];', 'add.s64 e, e, $3;',
+            f'@p ld.global.cg.v2.b32 {{v{2 * part}, v{2 * part + 1}}}, [a];', 'add.s64 a, a, $1;',
+        ]  # fmt: skip
+    lines += ['mov.f32 top, m0;', *(f'max.f32 top, top, m{i};' for i in range(1, count)),
+              'mov.f32 all, 0f00000000;', *(f'mov.f32 s{i}, 0f00000000;' for i in range(4))]  # fmt: skip
+    for part in range(count):
+        lines += [
+            f'sub.f32 w, m{part}, top;', 'ex2.approx.ftz.f32 w, w;', f'mul.f32 w, w, l{part};',
+            'add.f32 all, all, w;',
+            f'mov.b32 {{h0, h1}}, v{2 * part};', f'mov.b32 {{h2, h3}}, v{2 * part + 1};',
+        ]  # fmt: skip
+        for i in range(4):
+            lines += [f'cvt.f32.f16 x, h{i};', f'fma.rn.f32 s{i}, w, x, s{i};']
+    lines += [
+        'rcp.approx.f32 all, all;', *(f'mul.f32 s{i}, s{i}, all;' for i in range(4)),
+        *(f'cvt.rn.f16.f32 h{i}, s{i};' for i in range(4)),
+        'mov.b32 low, {h0, h1};', 'mov.b32 high, {h2, h3};',
+        'st.shared.v2.b32 [$5], {low, high};',
+    ]  # fmt: skip
+    return assembly(block_of(lines), (_I64, _I64, _I64, _I64, _I32, _I32))
+
+
+def make_normalise():
+    """
+    Return ``normalise(base, size, eps, share, small)``: a residual to an RMS-normalised row.
+
+    All warps together. ``base`` int32: address in shared memory of the float16 [size] to write;
+    behind them lie the residual int64 [size], in fixed point, and the gain float32 [size];
+    ``share`` float32: one by ``size``; ``small`` int32: address of float32 [WARPS].
+    """
+    load = [
+        'ld.shared.v2.s64 {r0, r1}, [a];', 'cvt.rn.f32.s64 v0, r0;', 'cvt.rn.f32.s64 v1, r1;',
+        'mul.f32 v0, v0, 0f2F800000;', 'mul.f32 v1, v1, 0f2F800000;',
+    ]  # fmt: skip
+    walk = ['mov.u32 t, %tid.x;', 'shl.b32 i, t, 1;']
+    ends = [f'add.s32 i, i, {2 * THREADS};', 'setp.lt.s32 p, i, $1;']
+    lines = [
+        '.reg .pred p, q;', '.reg .s32 i, a, g, x, t;', '.reg .b32 h;',
+        '.reg .s64 r0, r1;', '.reg .f32 v0, v1, g0, g1, s, y;', '.reg .b16 h0, h1;',
+        'mov.f32 s, 0f00000000;', *walk, 'SUM:',
+        'mad.lo.s32 a, $1, 2, $0;', 'mad.lo.s32 a, i, 8, a;', *load,
+        'fma.rn.f32 s, v0, v0, s;', 'fma.rn.f32 s, v1, v1, s;', *ends, '@p bra SUM;',
+    ]  # fmt: skip
+    for distance in (16, 8, 4, 2, 1):
+        lines += [f'shfl.sync.bfly.b32 y, s, {distance}, 31, 0xffffffff;', 'add.f32 s, s, y;']
+    lines += [
+        'and.b32 a, t, 31;', 'setp.eq.s32 q, a, 0;', 'shr.u32 a, t, 5;',
+        'mad.lo.s32 a, a, 4, $4;', '@q st.shared.f32 [a], s;', f'bar.sync 1, {THREADS};',
+        'mov.f32 s, 0f00000000;',
+    ]  # fmt: skip
+    for warp in range(WARPS):
+        lines += [f'ld.shared.f32 y, [$4+{4 * warp}];', 'add.f32 s, s, y;']
+    lines += [
+        'fma.rn.f32 s, s, $3, $2;', 'rsqrt.approx.f32 s, s;', 'shl.b32 i, t, 1;', 'WRITE:',
+        'mad.lo.s32 a, $1, 2, $0;', 'mad.lo.s32 a, i, 8, a;', *load,
+        'mad.lo.s32 g, $1, 10, $0;', 'mad.lo.s32 g, i, 4, g;',
+        'ld.shared.v2.f32 {g0, g1}, [g];', 'mad.lo.s32 x, i, 2, $0;',
+    ]  # fmt: skip
+    for n in (0, 1):
+        lines += [
+            f'mul.f32 v{n}, v{n}, s;', f'mul.f32 v{n}, v{n}, g{n};',
+            f'max.NaN.f32 v{n}, v{n}, 0fC77FE000;', f'min.NaN.f32 v{n}, v{n}, 0f477FE000;',
+            f'cvt.rn.f16.f32 h{n}, v{n};',
+        ]  # fmt: skip
+    lines += ['mov.b32 h, {h0, h1};', 'st.shared.b32 [x], h;', *ends, '@p bra WRITE;',
+              f'bar.sync 1, {THREADS};']  # fmt: skip
+    return assembly(block_of(lines), (_I32, _I32, _F32, _F32, _I32))
+
+
+def make_combine(head_dim: int):
+    """
+    Return ``combine(out, sums, parts, extremes)``: one split's attention from all warps.
+
+    For four neighbours of one row: ``out`` int32: address of their float32 that the first warp
+    left, those of the next lie DECODE_ROWS * head_dim numbers behind; ``sums`` int32: address of
+    the row's (maximum, sum) of the first warp, those of the next lie 32 numbers behind;
+    ``parts`` int64: where the four float16 go; ``extremes`` int64: where (maximum, sum) goes, or
+    0: not from here.
+    """
+    jump = 4 * DECODE_ROWS * head_dim
+    lines = [
+        '.reg .pred p;', f'.reg .f32 m<{WARPS}>, l<{WARPS}>, top, all, s<4>, v<4>, w;',
+        '.reg .b16 h<4>;', '.reg .b32 low, high;', 'mov.f32 top, 0fF149F2CA;',
+        'mov.f32 all, 0f00000000;', *(f'mov.f32 s{i}, 0f00000000;' for i in range(4)),
+    ]  # fmt: skip
+    for warp in range(WARPS):
+        lines += [f'ld.shared.v2.f32 {{m{warp}, l{warp}}}, [$1+{128 * warp}];']
+    lines += [f'max.f32 top, top, m{warp};' for warp in range(WARPS)]
+    for warp in range(WARPS):
+        lines += [
+            f'sub.f32 w, m{warp}, top;', 'ex2.approx.ftz.f32 w, w;', f'fma.rn.f32 all, w, l{warp}, all;',
+            f'ld.shared.v4.f32 {{v0, v1, v2, v3}}, [$0+{jump * warp}];',
+            *(f'fma.rn.f32 s{i}, w, v{i}, s{i};' for i in range(4)),
+        ]  # fmt: skip
+    lines += [
+        'rcp.approx.f32 w, all;', 'setp.gt.f32 p, all, 0f00000000;', '@!p mov.f32 w, 0f00000000;',
+        *(f'mul.f32 s{i}, s{i}, w;' for i in range(4)),
+        *(f'cvt.rn.f16.f32 h{i}, s{i};' for i in range(4)),
+        'mov.b32 low, {h0, h1};', 'mov.b32 high, {h2, h3};',
+        'st.global.v2.b32 [$2], {low, high};', 'setp.ne.s64 p, $3, 0;',
+        '@p st.global.v2.f32 [$3], {top, all};',
+    ]  # fmt: skip
+    return assembly(block_of(lines), (_I32, _I32, _I64, _I64))
+
+
+def _make_total():
+    lines = ['.reg .f32 v<8>;']
+    lines += [f'ld.shared.f32 v{warp}, [$1+{64 * warp}];' for warp in range(WARPS)]
+    lines += ['add.f32 $0, v0, v1;', *(f'add.f32 $0, $0, v{warp};' for warp in range(2, WARPS))]
+    return assembly(block_of(lines), (_I32,), _F32)
+
+
+total = _make_total()
+"""The sum, over the warps, of a row of a tile: address int32 of the first warp's."""
