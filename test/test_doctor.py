@@ -8,8 +8,11 @@ import pytest
 
 from vla_edge_ros import doctor
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
+from vla_edge_ros.kernels.cuda import available
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.parameters import describe
+from vla_edge_ros.policy.policy import DEFAULT_POLICY
+from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.runtime.control_loop import ControlLoopParameters
 
 
@@ -20,10 +23,11 @@ def options(**changes):
 
 @pytest.fixture
 def healthy(monkeypatch):
-    names = ('python', 'packages', 'rclpy', 'dds_profile', 'shared_memory', 'gl', 'gpu')
+    names = (
+        'python', 'packages', 'rclpy', 'dds_profile', 'shared_memory', 'gl', 'gpu', 'backend')
     for name in names:
         check = doctor.Check(name, doctor.OK, 'fine')
-        monkeypatch.setattr(doctor, f'check_{name}', lambda check=check: check)
+        monkeypatch.setattr(doctor, f'check_{name}', lambda *_, check=check: check)
     monkeypatch.setattr(doctor, 'measure_policy', lambda _folder, runs: (1.0, [10.0] * runs))
 
 
@@ -65,7 +69,7 @@ def test_raising_check_is_a_finding_and_exits_with_1(healthy, monkeypatch, capsy
 def test_json_holds_every_check_and_the_figures(healthy, capsys):
     assert doctor.run(options(json=True), StopRequest()) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report['ok'] and len(report['checks']) == 8
+    assert report['ok'] and len(report['checks']) == 9
     assert report['checks'][-1]['figures']['chunk_ms']['p99'] == 10.0
 
 
@@ -73,6 +77,21 @@ def test_missing_driver_is_said_plainly(monkeypatch):
     monkeypatch.setattr(doctor.shutil, 'which', lambda _name: None)
     check = doctor.check_gpu()
     assert check.status == doctor.NOTE and 'no NVIDIA driver' in check.message
+
+
+@pytest.mark.parametrize(('found', 'reason', 'status', 'line'), [
+    (True, 'found Some GPU', doctor.OK, 'auto takes cuda (found Some GPU)'),
+    (False, 'Some GPU is older than compute capability 7.5', doctor.NOTE,
+     'auto takes cpu (Some GPU is older than compute capability 7.5)'),
+])
+def test_it_says_which_backend_auto_takes_and_why(monkeypatch, found, reason, status, line):
+    asked = []
+    monkeypatch.setattr(
+        available, 'find_gpu', lambda config: asked.append(config) or (found, reason))
+    check = doctor.check_backend(None)
+    assert (check.status, check.message) == (status, line)
+    assert check.figures['backend'] == line.split()[2]
+    assert asked == [PolicyConfig.load(DEFAULT_POLICY).transformer]
 
 
 def test_foreign_dds_profile_is_noticed(monkeypatch):

@@ -76,6 +76,7 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
         ('shared memory', check_shared_memory),
         ('gl', check_gl),
         ('gpu', check_gpu),
+        ('backend', lambda: check_backend(options.policy)),
         ('policy', lambda: check_policy(options.policy, options.deadline_ms, options.runs)),
     ):
         # An interrupted frame buffer would stay in shared memory, and that check is short.
@@ -223,6 +224,18 @@ def check_gpu() -> Check:
         reason = (done.stderr or done.stdout).strip().splitlines()[:1]
         return Check('gpu', NOTE, f'nvidia-smi finds no usable GPU: {" ".join(reason)}')
     return Check('gpu', OK, '; '.join(done.stdout.strip().splitlines()))
+
+
+def check_backend(folder: Path | None) -> Check:
+    """Report which kernels ``backend: auto`` takes for the policy, and why."""
+    from vla_edge_ros.kernels import choose_backend
+    from vla_edge_ros.policy.policy import DEFAULT_POLICY
+    from vla_edge_ros.policy.policy_config import PolicyConfig
+
+    config = PolicyConfig.load(folder or DEFAULT_POLICY)
+    name, reason = choose_backend('auto', config.transformer)
+    status = OK if name == 'cuda' else NOTE
+    return Check('backend', status, f'auto takes {name} ({reason})', figures={'backend': name})
 
 
 def measure_policy(folder: Path | None, runs: int) -> tuple[float, list[float]]:

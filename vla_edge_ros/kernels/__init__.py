@@ -8,9 +8,9 @@ from vla_edge_ros.errors import ConfigError
 BACKENDS = ('cuda', 'cpu', 'reference')
 
 
-def load_backend(name: str, config) -> tuple[ModuleType, str]:
+def choose_backend(name: str, config) -> tuple[str, str]:
     """
-    Import the kernels of a backend.
+    Return which backend is meant, and why it.
 
     Parameters
     ----------
@@ -18,11 +18,6 @@ def load_backend(name: str, config) -> tuple[ModuleType, str]:
         One of ``BACKENDS``, or ``auto``: ``cuda`` where a GPU can run the network, else ``cpu``.
     config : TransformerConfig
         The network.
-
-    Returns
-    -------
-    module, str
-        The kernels, and which they are and why.
 
     Raises
     ------
@@ -38,4 +33,10 @@ def load_backend(name: str, config) -> tuple[ModuleType, str]:
         name = 'cuda' if gpu else 'cpu'
     if name not in BACKENDS:
         raise ConfigError('backend', f'must be one of auto, {", ".join(BACKENDS)}', name)
+    return name, reason
+
+
+def load_backend(name: str, config) -> tuple[ModuleType, str]:
+    """Import the kernels that :func:`choose_backend` chooses; return them, and which and why."""
+    name, reason = choose_backend(name, config)
     return importlib.import_module(f'vla_edge_ros.kernels.{name}'), f'{name} ({reason})'
