@@ -139,7 +139,7 @@ class Launches:
                 at['sums'], shared=2 * inner),
         ]  # fmt: skip
 
-    def stream(self, num_tokens: int, stages: int = 0, ahead: int = 3, fetch: int = 0) -> Launch:
+    def stream(self, num_tokens: int, stages: int = 0, ahead: int = 3, margin: int = 0) -> Launch:
         """Decode all tokens in one launch; see ``stream.py``."""
         at, config = self._at, self._config
         most = (self._device.attribute('MAX_SHARED_MEMORY_PER_BLOCK_OPTIN')
@@ -162,7 +162,7 @@ class Launches:
             layout.query_rows(config, TOKENS), config.hidden_size // STEP,
             config.intermediate_size // STEP, self._tiles['output'], self._tiles['qkv'],
             self._tiles['gate_up'], config.rms_norm_eps, 1 / config.hidden_size, num_tokens, stages,
-            ahead, fetch, shared=STREAM_SCRATCH + STREAM_EXTRA + stages * STAGE_BYTES,
+            ahead, margin, shared=STREAM_SCRATCH + STREAM_EXTRA + stages * STAGE_BYTES,
             cooperative=True)
 
     def prefill(self) -> list[list[Launch]]:

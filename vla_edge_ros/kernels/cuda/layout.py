@@ -154,7 +154,7 @@ def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -
         Buffer('candidate_rows', (MAX_CANDIDATES,), i32),
         Buffer('tokens', (max(ranks, TOKENS),), i32),
         Buffer('stream_residual', (hidden,), 'int64'),
-        Buffer('shares', (4 * (MAX_PROCESSORS + 1),), i32),
+        Buffer('shares', (5 * (MAX_PROCESSORS + 1),), i32),
     ]
     if not config.tie_word_embeddings:
         plan.append(matrix('head', config.vocab_size, hidden))
@@ -185,9 +185,10 @@ def stream_shares(config, processors: int) -> np.ndarray:
 
     Returns
     -------
-    int32 [4, processors + 1]
-        Where each block begins: tiles of qkv, tiles of the output projection for every head in
-        turn, tiles of gate and up, steps of down. The steps even out what tiles cannot.
+    int32 [5, processors + 1]
+        Where each block begins, in steps of the matrix of each phase of a layer: qkv, none for
+        attention, the output projection for every head in turn, gate and up, down. The last
+        evens out what whole tiles cannot.
 
     """
     def even(units: int) -> np.ndarray:
@@ -196,21 +197,21 @@ def stream_shares(config, processors: int) -> np.ndarray:
     hidden, inner = config.hidden_size, config.intermediate_size
     depth, head_steps = hidden // STEP, config.head_dim // STEP
     wide = tiles(hidden) * (inner // STEP)
-    qkv = even(tiles(config.qkv_size))
-    output = even(config.num_attention_heads * tiles(hidden))
-    gate_up = even(tiles(2 * inner))
-    before = (qkv + gate_up) * depth + output * head_steps
+    qkv = even(tiles(config.qkv_size)) * depth
+    output = even(config.num_attention_heads * tiles(hidden)) * head_steps
+    gate_up = even(tiles(2 * inner)) * depth
+    before = qkv + output + gate_up
     wanted = even(int(before[-1]) + wide) - before
     down = np.clip(np.maximum.accumulate(wanted), 0, wide)
     down[-1] = wide
-    return np.stack([qkv, output, gate_up, down]).astype(np.int32)
+    return np.stack([qkv, 0 * qkv, output, gate_up, down]).astype(np.int32)
 
 
 def can_stream(config, processors: int) -> bool:
     """Return whether the rows of a network fit what a block of the stream holds."""
     shares = stream_shares(config, processors)
     wide = config.intermediate_size // STEP
-    first, last = shares[3, :-1] // wide, (shares[3, 1:] - 1) // wide
+    first, last = shares[4, :-1] // wide, (shares[4, 1:] - 1) // wide
     group = config.num_attention_heads // config.num_key_value_heads
     return (
         processors <= MAX_PROCESSORS

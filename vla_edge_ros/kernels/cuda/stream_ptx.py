@@ -35,7 +35,10 @@ bulk_copy = assembly(
     (_I32, _I64, _I32, _I32))
 """``bulk_copy(to, source, num_bytes, barrier)``."""
 
-bulk_prefetch = assembly('cp.async.bulk.prefetch.L2.global [$0], $1;', (_I64, _I32))
+is_over = assembly(
+    '{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [$1], $2; '
+    'selp.b32 $0, 1, 0, p; }', (_I32, _I32), _I32)
+"""``is_over(barrier, parity)``: 1 if the phase of this parity is over, else 0."""
 
 await_parity = assembly(
     block_of([

@@ -1,0 +1,218 @@
+"""Device functions of the stream: fill the ring, wait for other blocks, multiply, attend."""
+
+from types import SimpleNamespace
+
+from numba import cuda
+import numpy as np
+
+from vla_edge_ros.kernels.cuda import ptx, stream_ptx, tensor
+from vla_edge_ros.kernels.cuda.constants import (
+    BARRIER_BYTES,
+    DECODE_ROWS,
+    STAGE_BYTES,
+    STAGE_STEPS,
+    STREAM_EXTRA,
+    STREAM_SCRATCH,
+    STREAM_SUMS,
+    SUMS,
+    THREADS,
+    TILE_BYTES,
+    WARPS,
+)
+
+ATTENTION_SUMS = STREAM_SCRATCH
+SMALL = ATTENTION_SUMS + WARPS * 128
+PLAN = SMALL + 64
+"""Where this block's part of each phase begins and ends, in steps."""
+RANK, SLOT, PART = range(PLAN + 48, PLAN + 60, 4)
+"""Of the token decoded now: its rank, its slot, and the keys of one split."""
+RING = STREAM_SCRATCH + STREAM_EXTRA
+NEVER = np.int32(0x7FFFFFFF)
+
+
+def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNamespace:
+    """Return the device functions, compiled with the kernel that calls them."""
+    load_float = ptx.load_float
+    generic_address = ptx.generic_address
+    total, quotient = stream_ptx.total, ptx.quotient
+    copy, _ = ptx.make_copy(capability)
+    issue, bulk_copy = stream_ptx.issue, stream_ptx.bulk_copy
+    await_parity, is_over, meet = stream_ptx.await_parity, stream_ptx.is_over, stream_ptx.meet
+    announce, await_count = stream_ptx.announce, stream_ptx.await_count
+    load_int, add_long, to_fixed = (
+        stream_ptx.load_int, stream_ptx.add_long, stream_ptx.to_fixed)
+    recall, again, who = stream_ptx.recall, stream_ptx.again, stream_ptx.who
+    consume = stream_ptx.make_consume(capability)
+    attend = tensor.make_attend(head_dim, False, capability, late=True)
+    combine = stream_ptx.make_combine(head_dim)
+    split_size = device.split_size
+    f32, i32, i64 = np.float32, np.int32, np.int64
+    jit = cuda.jit(device=True)
+
+    @jit
+    def next_stage(stage, parity, stages):
+        stage += 1
+        return (i32(0), i32(parity ^ 1)) if stage == stages else (i32(stage), i32(parity))
+
+    @jit
+    def feed(at, ring, stages, ahead, margin, source, steps, unit, jump):
+        """
+        Put steps of weights into the ring, and return what ``at`` is behind them.
+
+        ``at``: stage and parity of the next to fill, the same of the one ``ahead`` stages before,
+        and how many were filled. The steps lie in units of ``unit``, ``jump`` bytes apart; 0: all
+        in one piece. At most ``ahead`` stages are under way, and only one when less than
+        ``margin`` of the ring is free, so that what else is read does not queue behind them.
+        """
+        stage, parity, late, late_parity, done = at
+        first = i32(0)
+        while first < steps:
+            count = min(i32(STAGE_STEPS), i32(steps - first))
+            barrier = i32(ring - BARRIER_BYTES + stage * 16)
+            await_parity(i32(barrier + 8), i32(parity ^ 1))
+            if done >= ahead:
+                await_parity(i32(ring - BARRIER_BYTES + late * 16), late_parity)
+                late, late_parity = next_stage(late, late_parity, stages)
+            if margin > 0 and done > 0:
+                far, far_parity = i32(stage + margin), parity
+                if far >= stages:
+                    far, far_parity = i32(far - stages), i32(parity ^ 1)
+                if is_over(i32(ring - BARRIER_BYTES + far * 16 + 8), i32(far_parity ^ 1)) == 0:
+                    near, near_parity = i32(stage - 1), parity
+                    if stage == 0:
+                        near, near_parity = i32(stages - 1), i32(parity ^ 1)
+                    await_parity(i32(ring - BARRIER_BYTES + near * 16), near_parity)
+            to = i32(ring + stage * STAGE_BYTES)
+            issue(i32(count * TILE_BYTES), barrier)
+            if unit == 0:
+                bulk_copy(to, source + i64(first) * TILE_BYTES, i32(count * TILE_BYTES), barrier)
+            else:
+                for _ in range(0, count, unit):
+                    bulk_copy(to, source, i32(unit * TILE_BYTES), barrier)
+                    to = i32(to + unit * TILE_BYTES)
+                    source += jump
+            first = i32(first + count)
+            done = i32(done + 1)
+            stage, parity = next_stage(stage, parity, stages)
+        return stage, parity, late, late_parity, done
+
+    @jit
+    def await_all(counter, goal):
+        """Wait until all blocks have finished the phases before."""
+        if who() == 0:
+            await_count(counter, goal)
+        meet()
+
+    @jit
+    def finish(counter):
+        """Count this block in."""
+        meet()
+        if who() == 0:
+            announce(counter)
+
+    @jit
+    def ask_for(source, num_bytes, to):
+        """Begin to copy bytes to shared memory."""
+        copy(i32(who() * 16), i32(THREADS * 16), i32(num_bytes), source, i32(to))
+
+    @jit
+    def part_of(base, phase):
+        """Return where this block's part of a phase begins and ends, in steps."""
+        return recall(i32(base + PLAN + 8 * phase)), recall(i32(base + PLAN + 8 * phase + 4))
+
+    @jit
+    def multiply(turn, ring, stages, steps, k, depth, x, base, units):
+        """Leave the warps' sums of ``units`` tiles in shared memory; return the ring's state."""
+        turn = consume(turn, ring, stages, i32((steps + STAGE_STEPS - 1) >> 4), steps, k, depth,
+                       x, i32(base + STREAM_SUMS), units)  # fmt: skip
+        meet()
+        return turn
+
+    @jit
+    def sum_of(base, item, row):
+        """Return what all warps left of row ``row`` of tile ``item``."""
+        return total(i32(base + STREAM_SUMS + item * (4 * SUMS) + row * 4))
+
+    @jit
+    def add_rows(base, units, tile, factor, residual):
+        """Add what was multiplied to the residual."""
+        item = who()
+        if item < units * 16:
+            value = sum_of(base, item >> 4, item & 15) * factor
+            add_long(residual + (i64(tile) * 16 + item) * 8, to_fixed(value))
+
+    @jit
+    def better(value, row, other_value, other_row):
+        return other_value > value or (other_value == value and other_row < row)
+
+    @jit
+    def best_of_warp(value, row):
+        for distance in (16, 8, 4, 2, 1):
+            other_value = cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)
+            other_row = cuda.shfl_xor_sync(0xFFFFFFFF, row, distance)
+            if better(value, row, other_value, other_row):
+                value, row = other_value, other_row
+        return value, row
+
+    @jit
+    def choose(candidates, chosen_rows, count, otherwise):
+        """Return the best of all blocks; every warp looks for itself."""
+        value, row = f32(-np.inf), NEVER
+        for i in range(who() & 31, count, 32):
+            other_value = load_float(generic_address(candidates, i))
+            other_row = load_int(generic_address(chosen_rows, i))
+            if better(value, row, other_value, other_row):
+                value, row = other_value, other_row
+        value, row = best_of_warp(value, row)
+        return row if value > f32(-np.inf) else otherwise
+
+    @jit
+    def best_of_block(base, floats, ints, value, row):
+        """Return the best of all threads to the first one."""
+        value, row = best_of_warp(value, row)
+        thread = who()
+        if thread & 31 == 0:
+            floats[SMALL // 4 + (thread >> 5)] = value
+            ints[SMALL // 4 + WARPS + (thread >> 5)] = row
+        meet()
+        for warp in range(WARPS):
+            other_value, other_row = floats[SMALL // 4 + warp], ints[SMALL // 4 + WARPS + warp]
+            if better(value, row, other_value, other_row):
+                value, row = other_value, other_row
+        return value, row
+
+    @jit
+    def attend_split(split, kv, seen, queries, rotated, pairs, query_rows, ranks, partials,
+                     extremes, kv_heads, base):  # fmt: skip
+        """Attend with one token's queries of a KV head to one split of its keys."""
+        thread = who()
+        warp, row, quad = thread >> 5, (thread & 31) >> 2, thread & 3
+        size = split_size(seen, WARPS)
+        begin, end = split * size, min(split * size + size, seen)
+        head = i64(kv) * ranks * head_dim * 2
+        attend(
+            queries + ((kv * query_rows + row) * head_dim * 2 + quad * 16),
+            rotated + (head + row * head_dim * 2 + quad * 16),
+            pairs + (head + quad * head_dim * 4 + row * 16),
+            i32(begin + warp * 16), i32(end), i32(WARPS * 16), i32(seen - 1), i32(seen - 1),
+            i32(base + ((warp * DECODE_ROWS + row) * head_dim + quad * 8) * 4),
+            i32(base + ATTENTION_SUMS + (warp * 32 + row * 2) * 4),
+        )  # fmt: skip
+        meet()
+        line = (split * kv_heads + kv) * query_rows
+        element = i32(4 * who())
+        if element < DECODE_ROWS * head_dim:
+            row = quotient(element, i32(head_dim))
+            at_extremes = i64(0)
+            if element == row * head_dim:
+                at_extremes = generic_address(extremes, i64(line + row) * 2)
+            combine(i32(base + element * 4), i32(base + ATTENTION_SUMS + row * 8),
+                    generic_address(partials, i64(line) * head_dim + element),
+                    at_extremes)  # fmt: skip
+
+    functions = (
+        feed, await_all, finish, ask_for, part_of, multiply, sum_of, add_rows, choose,
+        best_of_block, attend_split, again,
+    )  # fmt: skip
+    names = {getattr(function, '__name__', 'again'): function for function in functions[:-1]}
+    return SimpleNamespace(**names, again=again)
