@@ -24,8 +24,8 @@ SUM_PADDING = 8
 STATE_WORDS = 16
 CONTEXT, NEW_TOKENS, FIRST_TOKEN, FIRST_ROW, NUM_ROWS, ARRANGE_FROM, ARRIVED = range(7)
 """Words of the state: context slots, new tokens, the token fed first, the rows of the head to
-choose from, the first rank to arrange, and how often a block of the stream has finished a phase;
-the slot of each rank follows behind STATE_WORDS."""
+choose from, the first rank to arrange, and, for three phases of the stream, how often a block has
+finished it; the slot of each rank follows behind STATE_WORDS."""
 MAX_SPLITS = 16
 """Parts the keys of one head are attended in."""
 MAX_CHUNKS = 16
@@ -54,7 +54,11 @@ STREAM_EXTRA = 2048
 STREAM_SUMS = STREAM_SCRATCH - BATCH * SUMS * 4
 """Where in the scratch the sums of a batch lie."""
 BARRIER_BYTES = 16 * MAX_STAGES
-FIXED_SCALE = 2.0**32
+FIXED_SCALE = 2.0**26
 """Of the residual of a stream: fixed point, so that no order of additions changes a bit."""
+COUNT_BITS = 12
+"""Below it: how many steps of products were added, which tells a reader that it is complete."""
 MAX_PROCESSORS = 256
 """Blocks of a stream at most."""
+MAX_HIDDEN = 2048
+"""Of a row that a stream normalises."""

@@ -147,7 +147,7 @@ class Launches:
         per_slot = config.num_key_value_heads * config.head_dim
         stages = min(stages or MAX_STAGES, most, MAX_STAGES)
         return self._device.prepare(
-            'decode_stream', (self._processors,), THREADS + 32,
+            'decode_stream', (layout.stream_blocks(config, self._processors),), THREADS + 32,
             'ppppp' + 'pppp' + 'pppp' + 'ppp' + 'pp' + 'pp' + 'p' + 'pp' + 'ppp' + 'pp'
             + 'iiiii' + 'pp' + 'iiiiiii' + 'ff' + 'iiii',
             at['qkv'], at['output'], at['gate_up'], at['down'], at['head'],

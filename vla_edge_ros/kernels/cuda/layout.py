@@ -10,11 +10,11 @@ from vla_edge_ros.kernels.cuda.constants import (
     MAX_CANDIDATES,
     MAX_CHUNKS,
     MAX_HEADS,
+    MAX_HIDDEN,
     MAX_PROCESSORS,
     MAX_SPLITS,
     STATE_WORDS,
     STEP,
-    STREAM_SCRATCH,
     STREAM_SUMS,
     TOKENS,
 )
@@ -179,20 +179,27 @@ def rotary_tables(config, ranks: int) -> tuple[np.ndarray, np.ndarray]:
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
+def stream_blocks(config, processors: int) -> int:
+    """Return how many blocks stream: each has to have a tile of gate and up."""
+    return min(processors, tiles(2 * config.intermediate_size))
+
+
 def stream_shares(config, processors: int) -> np.ndarray:
     """
     Return which part of every matrix each block of a stream multiplies.
 
     Returns
     -------
-    int32 [5, processors + 1]
+    int32 [5, blocks + 1]
         Where each block begins, in steps of the matrix of each phase of a layer: qkv, none for
         attention, the output projection for every head in turn, gate and up, down. The last
         evens out what whole tiles cannot.
 
     """
+    blocks = stream_blocks(config, processors)
+
     def even(units: int) -> np.ndarray:
-        return np.arange(processors + 1) * units // processors
+        return np.arange(blocks + 1) * units // blocks
 
     hidden, inner = config.hidden_size, config.intermediate_size
     depth, head_steps = hidden // STEP, config.head_dim // STEP
@@ -214,9 +221,9 @@ def can_stream(config, processors: int) -> bool:
     first, last = shares[4, :-1] // wide, (shares[4, 1:] - 1) // wide
     group = config.num_attention_heads // config.num_key_value_heads
     return (
-        processors <= MAX_PROCESSORS
+        stream_blocks(config, processors) <= MAX_PROCESSORS
         and group <= DECODE_ROWS
-        and 14 * config.hidden_size <= STREAM_SCRATCH
+        and config.hidden_size <= MAX_HIDDEN
         and 2 * max(config.intermediate_size, config.query_size) <= STREAM_SUMS
         and int((last - first).max()) < BATCH
     )

@@ -6,9 +6,11 @@ in the order of use, into a ring of stages, and never waits for a result: while 
 for each other, the weights behind go on arriving. Eight warps multiply out of the ring.
 
 A layer has five phases: normalise and project to queries, keys and values; attend; put the
-attention together and project; normalise, gate and expand; contract. The head is one more. A
-phase begins when all blocks have counted themselves in behind the one ahead. The residual is a
-fixed-point number to which blocks add in any order, so that equal input gives equal bits.
+attention together and project; normalise, gate and expand; contract. The head is one more. The
+residual is a fixed-point number to which blocks add in any order, so that equal input gives equal
+bits; its low bits count the steps that were added, so that a reader sees in the number itself
+whether it is complete. The activations of the MLP are likewise read until every word was written.
+Only around attention, and behind the head, do blocks count themselves in and wait for all.
 
 Instructions that run once a layer come from far away, so that code is shared by the phases, and
 what is needed rarely lies in shared memory rather than in registers, of which 168 are to be had.
@@ -28,9 +30,11 @@ from vla_edge_ros.kernels.cuda.constants import (
     FIRST_ROW,
     FIRST_TOKEN,
     INNER_SCALE,
+    MAX_HIDDEN,
     MAX_SPLITS,
     NUM_ROWS,
     STEP,
+    STREAM_SUMS,
     THREADS,
     TILE_BYTES,
     WARPS,
@@ -63,8 +67,10 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     _, arrived = ptx.make_copy(capability)
     make_barrier, publish_barriers = stream_ptx.make_barrier, stream_ptx.publish_barriers
     meet, store_long, to_fixed = stream_ptx.meet, stream_ptx.store_long, stream_ptx.to_fixed
+    store_word = stream_ptx.store_word
+    collect = stream_ptx.make_collect(STREAM_SUMS)
     keep, recall, who = stream_ptx.keep, stream_ptx.recall, stream_ptx.who
-    normalise, gather_parts = stream_ptx.make_normalise(), stream_ptx.make_gather_parts()
+    normalise, gather_parts = stream_ptx.make_normalise(MAX_HIDDEN), stream_ptx.make_gather_parts()
     parts = define_parts(capability, head_dim, device)
     feed, part_of, multiply, sum_of = parts.feed, parts.part_of, parts.multiply, parts.sum_of
     await_all, finish, ask_for, again = parts.await_all, parts.finish, parts.ask_for, parts.again
@@ -118,7 +124,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
         size = again(size)
         for i in range(2 * who(), size, 2 * THREADS):
             for j in (i, i + 1):
-                value = to_fixed(to_float(embedding[embedding_index(token, j, size >> 5)]))
+                value = to_fixed(
+                    to_float(embedding[embedding_index(token, j, size >> 5)]), i32(0))
                 fixed[(size >> 2) + j] = value
                 if is_first:
                     store_long(residual + i64(j) * 8, value)
@@ -158,8 +165,16 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                ahead, margin)  # fmt: skip
             return
 
+        # Blocks that have projected, attended, and chosen.
         counter = generic_address(state, i64(ARRIVED))
+        unwritten = i32(stream_ptx.UNWRITTEN)
+        first, last = part_of(base, EXPAND)
+        first, last = quotient(first, depth) * 4, quotient(last, depth) * 4
+        for i in range(first + thread, last, THREADS):
+            store_word(generic_address(inner, i64(2 * i)), unwritten)
+            store_word(generic_address(inner, i64(inner_size + 2 * i)), unwritten)
         goal, turn, token = i32(0), i32(0), state[FIRST_TOKEN]
+        odd = i32(0)
         for step in range(num_tokens):
             if who() == 0:
                 rank = i32(state[CONTEXT] + step)
@@ -190,20 +205,26 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         first, stride = i32(who() * 128), i32(THREADS * 128)
                         prefetch(first, stride, i32(size), generic_address(rotated, place))
                         prefetch(first, stride, i32(size), generic_address(pairs, place))
-                if goal > 0:
-                    await_all(counter, goal)
+                at, last = part_of(base, phase)
                 if normed:
-                    if layer > 0 or phase != PROJECT:
-                        ask_for(residual, 8 * again(hidden), base + 2 * again(hidden))
-                    else:
+                    source, count = residual, i32(layer * (heads * head_steps + wide))
+                    if phase == EXPAND:
+                        count = i32(count + heads * head_steps)
+                    if layer == 0 and phase == PROJECT:
+                        source = generic_address(fixed, i64(again(hidden) >> 2))
                         if step > 0:
+                            await_all(counter + 8, i32(step * blocks))
                             token = choose(candidates, chosen_rows, blocks, state[FIRST_ROW])
                             if block == 0 and who() == 0:
                                 tokens[step - 1] = token
                         embed(base, fixed, embedding, token, hidden, residual, block == 0)
+                        meet()
                     arrived()
-                    normalise(base, hidden, eps, share, i32(base + SMALL))
+                    if at < last:
+                        normalise(source, count, base, hidden, eps, share, i32(base + SMALL))
                 elif phase == ATTEND:
+                    if block < kv_heads * MAX_SPLITS:
+                        await_all(counter, i32(goal + blocks))
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
                     item = block
                     while item < kv_heads * MAX_SPLITS:
@@ -219,9 +240,9 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                             meet()
                         item = i32(item + blocks)
                 elif phase == RETURN:
+                    await_all(counter + 4, i32(goal + blocks))
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
-                    first, last = part_of(base, phase)
-                    one = quotient(quotient(first, head_steps), tiles)
+                    one = quotient(quotient(at, head_steps), tiles)
                     k = i32(one * head_dim + 4 * who())
                     to = i32(base + 8 * who())
                     while k < quotient(i32(quotient(last, head_steps) + tiles - 1),
@@ -238,11 +259,10 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         to = i32(to + 8 * THREADS)
                     meet()
                 else:
-                    ask_for(generic_address(inner, i64(0)), 2 * again(inner_size), base)
-                    arrived()
+                    collect(generic_address(inner, i64(odd * inner_size)),
+                            i32(2 * again(inner_size)), base)  # fmt: skip
                     meet()
                 # What this phase multiplies, up to BATCH tiles at a time.
-                at, last = part_of(base, phase)
                 span = depth
                 if phase == RETURN:
                     span = head_steps
@@ -270,6 +290,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     turn = multiply(
                         turn, ring, stages, steps, i32(at - unit * span), span,
                         i32(base + (one - skipped) * head_dim * 2), base, i32(count))
+                    k = i32(at - unit * span)
                     at = i32(at + steps)
                     item = who()
                     if phase == CHOOSE:
@@ -281,14 +302,23 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 if logit > value:
                                     value, chosen = logit, row
                     elif phase == RETURN:
-                        add_rows(base, count, unit - one * tiles, ONE, residual)
+                        add_rows(base, count, unit - one * tiles, ONE, k, steps, span, residual)
                     elif phase == CONTRACT:
-                        add_rows(base, count, unit, _OUTER, residual)
+                        add_rows(base, count, unit, _OUTER, k, steps, span, residual)
                     elif item < count * 8:
                         i, row = item >> 3, item & 7
                         low, high = sum_of(base, i, row), sum_of(base, i, row + 8)
                         if phase == EXPAND:
-                            inner[unit * 8 + item] = to_half(swiglu(low, high) * _INNER)
+                            half = i32(to_half(swiglu(low, high) * _INNER))
+                            # A warp of whole tiles, of eight lanes each, is here together.
+                            next_half = cuda.shfl_down_sync(cuda.activemask(), half, 1)
+                            if item & 1 == 0:
+                                word = unit * 8 + item
+                                store_word(generic_address(inner, i64(odd * inner_size + word)),
+                                           half | (next_half << 16))  # fmt: skip
+                                store_word(
+                                    generic_address(inner, i64((odd ^ 1) * inner_size + word)),
+                                    unwritten)
                         else:
                             cache, ordered = i64(layer) * layer_slots, i64(layer) * layer_ranks
                             store_qkv(
@@ -299,17 +329,26 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 query_rows)  # fmt: skip
                     if at < last:
                         meet()
+                if phase == CONTRACT:
+                    odd = i32(odd ^ 1)
                 if phase == CHOOSE:
                     value, chosen = best_of_block(base, floats, ints, value, chosen)
                     if who() == 0:
                         candidates[block], chosen_rows[block] = value, chosen
-                finish(counter)
-                goal = i32(goal + blocks)
+                    finish(counter + 8)
+                elif phase == PROJECT:
+                    finish(counter)
+                elif phase == ATTEND:
+                    finish(counter + 4)
+                else:
+                    meet()
+                if phase == RETURN:
+                    goal = i32(goal + blocks)
                 phase = i32(phase + 1)
                 if phase >= _LAYER_PHASES:
                     layer, phase = i32(layer + 1), i32(PROJECT)
         if block == 0:
-            await_all(counter, goal)
+            await_all(counter + 8, i32(num_tokens * blocks))
             token = choose(candidates, chosen_rows, blocks, state[FIRST_ROW])
             if who() == 0:
                 tokens[num_tokens - 1] = token

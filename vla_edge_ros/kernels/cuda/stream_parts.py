@@ -134,12 +134,14 @@ def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNa
         return total(i32(base + STREAM_SUMS + item * (4 * SUMS) + row * 4))
 
     @jit
-    def add_rows(base, units, tile, factor, residual):
-        """Add what was multiplied to the residual."""
+    def add_rows(base, units, tile, factor, k, steps, span, residual):
+        """Add what was multiplied, and of how many steps it is the sum, to the residual."""
         item = who()
         if item < units * 16:
             value = sum_of(base, item >> 4, item & 15) * factor
-            add_long(residual + (i64(tile) * 16 + item) * 8, to_fixed(value))
+            begin = (item >> 4) * span
+            count = min(i32(k + steps), i32(begin + span)) - max(k, i32(begin))
+            add_long(residual + (i64(tile) * 16 + item) * 8, to_fixed(value, i32(count)))
 
     @jit
     def better(value, row, other_value, other_row):

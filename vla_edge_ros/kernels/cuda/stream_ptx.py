@@ -1,10 +1,14 @@
 """What a stream of weights needs of PTX: bulk copies, barriers, and a product out of a ring."""
 
+import struct
+
 from numba.core import types
 
 from vla_edge_ros.kernels.cuda.constants import (
     BARRIER_BYTES,
+    COUNT_BITS,
     DECODE_ROWS,
+    FIXED_SCALE,
     FRAGMENT_BYTES,
     MAX_SPLITS,
     STAGE_BYTES,
@@ -19,6 +23,12 @@ from vla_edge_ros.kernels.cuda.ptx import assembly, block_of
 from vla_edge_ros.kernels.cuda.tensor import _mma
 
 _I32, _I64, _F32 = types.int32, types.int64, types.float32
+
+
+def single(value: float) -> str:
+    """Return a float32 as PTX writes it."""
+    return '0f' + struct.pack('>f', value).hex().upper()
+
 
 make_barrier = assembly('mbarrier.init.shared::cta.b64 [$0], $1;', (_I32, _I32))
 """``make_barrier(address, arrivals)`` in shared memory."""
@@ -75,10 +85,19 @@ await_count = assembly(
 load_int = assembly('ld.global.cg.b32 $0, [$1];', (_I64,), _I32)
 load_half = assembly('ld.global.cg.b16 $0, [$1];', (_I64,), types.uint16)
 store_long = assembly('st.global.cg.b64 [$0], $1;', (_I64, _I64))
+store_word = assembly('st.relaxed.gpu.global.b32 [$0], $1;', (_I64, _I32))
 add_long = assembly('red.relaxed.gpu.global.add.u64 [$0], $1;', (_I64, _I64))
 to_fixed = assembly(
-    '{ .reg .f32 x; mul.f32 x, $1, 0f4F800000; cvt.rni.s64.f32 $0, x; }', (_F32,), _I64)
-"""A float32 to the fixed point of the residual."""
+    block_of([
+        '.reg .f32 x;', '.reg .s64 v, c;', f'mul.f32 x, $1, {single(FIXED_SCALE)};',
+        'cvt.rni.s64.f32 v, x;', f'shl.b64 v, v, {COUNT_BITS};', 'cvt.s64.s32 c, $2;',
+        'add.s64 $0, v, c;',
+    ]),
+    (_F32, _I32), _I64)  # fmt: skip
+"""``to_fixed(value, count)``: what adds a float32, and a count of steps, to the residual."""
+
+UNWRITTEN = -1
+"""A word of two float16 that was not written yet; no number is rounded to it."""
 
 
 def make_consume(capability: tuple[int, int]):
@@ -186,51 +205,99 @@ def make_gather_parts():
     return assembly(block_of(lines), (_I64, _I64, _I64, _I64, _I32, _I32))
 
 
-def make_normalise():
+def make_normalise(most: int):
     """
-    Return ``normalise(base, size, eps, share, small)``: a residual to an RMS-normalised row.
+    Return ``normalise(source, count, base, size, eps, share, small)``: an RMS-normalised row.
 
-    All warps together. ``base`` int32: address in shared memory of the float16 [size] to write;
-    behind them lie the residual int64 [size], in fixed point, and the gain float32 [size];
-    ``share`` float32: one by ``size``; ``small`` int32: address of float32 [WARPS].
+    All warps together, up to ``most`` elements. ``source`` int64: generic address of the residual
+    int64 [size], each as :func:`to_fixed` gives it, which is read until every element has
+    ``count`` int32; ``base`` int32: address in shared memory of the float16 [size] to write, with
+    the gain float32 [size] 10 * size bytes behind; ``share`` float32: one by ``size``; ``small``
+    int32: address of float32 [WARPS].
     """
-    load = [
-        'ld.shared.v2.s64 {r0, r1}, [a];', 'cvt.rn.f32.s64 v0, r0;', 'cvt.rn.f32.s64 v1, r1;',
-        'mul.f32 v0, v0, 0f2F800000;', 'mul.f32 v1, v1, 0f2F800000;',
-    ]  # fmt: skip
-    walk = ['mov.u32 t, %tid.x;', 'shl.b32 i, t, 1;']
-    ends = [f'add.s32 i, i, {2 * THREADS};', 'setp.lt.s32 p, i, $1;']
+    pairs = -(-most // (2 * THREADS))
+    mask = (1 << COUNT_BITS) - 1
     lines = [
-        '.reg .pred p, q;', '.reg .s32 i, a, g, x, t;', '.reg .b32 h;',
-        '.reg .s64 r0, r1;', '.reg .f32 v0, v1, g0, g1, s, y;', '.reg .b16 h0, h1;',
-        'mov.f32 s, 0f00000000;', *walk, 'SUM:',
-        'mad.lo.s32 a, $1, 2, $0;', 'mad.lo.s32 a, i, 8, a;', *load,
-        'fma.rn.f32 s, v0, v0, s;', 'fma.rn.f32 s, v1, v1, s;', *ends, '@p bra SUM;',
+        '.reg .pred p, q, ready, has<8>;', '.reg .s32 i, a, g, x, t, c;', '.reg .b32 h;',
+        f'.reg .s64 r<{2 * pairs}>, at, from;', f'.reg .f32 v<{2 * pairs}>, g0, g1, s, y;',
+        '.reg .b16 h0, h1;', 'mov.u32 t, %tid.x;', 'shl.b32 i, t, 1;',
+        f'and.b32 c, $1, {mask};',
+        'mul.wide.s32 at, i, 8;', 'add.s64 from, at, $0;',
     ]  # fmt: skip
+    for pair in range(pairs):
+        lines += [
+            f'add.s32 a, i, {pair * 2 * THREADS};', f'setp.lt.s32 has{pair}, a, $3;',
+            f'cvt.s64.s32 r{2 * pair}, c;', f'mov.s64 r{2 * pair + 1}, r{2 * pair};',
+        ]
+    lines += ['READ:', 'setp.eq.s32 ready, c, c;']
+    for pair in range(pairs):
+        names = f'{{r{2 * pair}, r{2 * pair + 1}}}'
+        lines += [f'@has{pair} ld.relaxed.gpu.v2.b64 {names}, [from+{pair * 16 * THREADS}];']
+    for word in range(2 * pairs):
+        lines += [
+            f'cvt.u32.u64 a, r{word};', f'and.b32 a, a, {mask};',
+            'setp.eq.and.s32 ready, a, c, ready;',
+        ]
+    lines += ['@!ready bra READ;', 'mov.f32 s, 0f00000000;']
+    for word in range(2 * pairs):
+        lines += [
+            f'shr.s64 r{word}, r{word}, {COUNT_BITS};', f'cvt.rn.f32.s64 v{word}, r{word};',
+            f'mul.f32 v{word}, v{word}, {single(1 / FIXED_SCALE)};',
+            f'fma.rn.f32 s, v{word}, v{word}, s;',
+        ]
     for distance in (16, 8, 4, 2, 1):
         lines += [f'shfl.sync.bfly.b32 y, s, {distance}, 31, 0xffffffff;', 'add.f32 s, s, y;']
     lines += [
         'and.b32 a, t, 31;', 'setp.eq.s32 q, a, 0;', 'shr.u32 a, t, 5;',
-        'mad.lo.s32 a, a, 4, $4;', '@q st.shared.f32 [a], s;', f'bar.sync 1, {THREADS};',
+        'mad.lo.s32 a, a, 4, $6;', '@q st.shared.f32 [a], s;', f'bar.sync 1, {THREADS};',
         'mov.f32 s, 0f00000000;',
     ]  # fmt: skip
     for warp in range(WARPS):
-        lines += [f'ld.shared.f32 y, [$4+{4 * warp}];', 'add.f32 s, s, y;']
+        lines += [f'ld.shared.f32 y, [$6+{4 * warp}];', 'add.f32 s, s, y;']
     lines += [
-        'fma.rn.f32 s, s, $3, $2;', 'rsqrt.approx.f32 s, s;', 'shl.b32 i, t, 1;', 'WRITE:',
-        'mad.lo.s32 a, $1, 2, $0;', 'mad.lo.s32 a, i, 8, a;', *load,
-        'mad.lo.s32 g, $1, 10, $0;', 'mad.lo.s32 g, i, 4, g;',
-        'ld.shared.v2.f32 {g0, g1}, [g];', 'mad.lo.s32 x, i, 2, $0;',
+        'fma.rn.f32 s, s, $5, $4;', 'rsqrt.approx.f32 s, s;',
+        'mad.lo.s32 g, $3, 10, $2;', 'mad.lo.s32 g, i, 4, g;', 'mad.lo.s32 x, i, 2, $2;',
     ]  # fmt: skip
-    for n in (0, 1):
-        lines += [
-            f'mul.f32 v{n}, v{n}, s;', f'mul.f32 v{n}, v{n}, g{n};',
-            f'max.NaN.f32 v{n}, v{n}, 0fC77FE000;', f'min.NaN.f32 v{n}, v{n}, 0f477FE000;',
-            f'cvt.rn.f16.f32 h{n}, v{n};',
-        ]  # fmt: skip
-    lines += ['mov.b32 h, {h0, h1};', 'st.shared.b32 [x], h;', *ends, '@p bra WRITE;',
-              f'bar.sync 1, {THREADS};']  # fmt: skip
-    return assembly(block_of(lines), (_I32, _I32, _F32, _F32, _I32))
+    for pair in range(pairs):
+        lines += [f'@has{pair} ld.shared.v2.f32 {{g0, g1}}, [g+{pair * 8 * THREADS}];']
+        for n in (0, 1):
+            v = f'v{2 * pair + n}'
+            lines += [
+                f'mul.f32 {v}, {v}, s;', f'mul.f32 {v}, {v}, g{n};',
+                f'max.NaN.f32 {v}, {v}, 0fC77FE000;', f'min.NaN.f32 {v}, {v}, 0f477FE000;',
+                f'cvt.rn.f16.f32 h{n}, {v};',
+            ]  # fmt: skip
+        lines += ['mov.b32 h, {h0, h1};', f'@has{pair} st.shared.b32 [x+{pair * 4 * THREADS}], h;']
+    lines += [f'bar.sync 1, {THREADS};']
+    kinds = (_I64, _I32, _I32, _I32, _F32, _F32, _I32)
+    return assembly(block_of(lines), kinds)
+
+
+def make_collect(most: int):
+    """
+    Return ``collect(source, num_bytes, to)``: this thread's 16 bytes of every THREADS * 16.
+
+    From ``source`` int64, up to ``most`` bytes, to shared memory ``to`` int32, each read until
+    none of its words is UNWRITTEN.
+    """
+    parts = -(-most // (16 * THREADS))
+    lines = [
+        f'.reg .pred ready, has<{parts}>;', f'.reg .b32 w<{4 * parts}>;', '.reg .s32 i, a, to;',
+        '.reg .s64 from;', 'mov.u32 i, %tid.x;', 'shl.b32 i, i, 4;', 'cvt.s64.s32 from, i;',
+        'add.s64 from, from, $0;', 'add.s32 to, i, $2;', *(f'mov.b32 w{n}, 0;' for n in range(4 * parts)),
+    ]  # fmt: skip
+    for part in range(parts):
+        lines += [f'add.s32 a, i, {part * 16 * THREADS};', f'setp.lt.s32 has{part}, a, $1;']
+    lines += ['READ:', 'setp.eq.s32 ready, i, i;']
+    for part in range(parts):
+        names = ', '.join(f'w{4 * part + n}' for n in range(4))
+        lines += [f'@has{part} ld.relaxed.gpu.global.v4.b32 {{{names}}}, [from+{part * 16 * THREADS}];']
+    lines += [f'setp.ne.and.s32 ready, w{n}, {UNWRITTEN}, ready;' for n in range(4 * parts)]
+    lines += ['@!ready bra READ;']
+    for part in range(parts):
+        names = ', '.join(f'w{4 * part + n}' for n in range(4))
+        lines += [f'@has{part} st.shared.v4.b32 [to+{part * 16 * THREADS}], {{{names}}};']
+    return assembly(block_of(lines), (_I64, _I32, _I32))
 
 
 def make_combine(head_dim: int):
