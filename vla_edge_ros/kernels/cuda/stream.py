@@ -130,6 +130,29 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 if is_first:
                     store_long(residual + i64(j) * 8, value)
 
+    @cuda.jit(device=True)
+    def bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated, pairs,
+                   layer_ranks, ranks, kv_heads, qkv_tiles, depth):  # fmt: skip
+        """Ask for what the next layer reads besides weights, long before it waits for it."""
+        layer += 1
+        if phase != CONTRACT or layer == layers:
+            return
+        first, stride = i32(who() * 128), i32(THREADS * 128)
+        rank = recall(i32(base + RANK))
+        low, high = part_of(base, PROJECT)
+        tile = quotient(low, depth)
+        prefetch(first, stride, i32((quotient(high, depth) - tile) * 64),
+                 generic_address(bias, i64((layer * qkv_tiles + tile) * 16)))  # fmt: skip
+        if block < kv_heads * MAX_SPLITS:
+            split, kv = remainder(block, i32(MAX_SPLITS)), quotient(block, i32(MAX_SPLITS))
+            part = recall(i32(base + PART))
+            begin = split * part
+            size = (min(begin + part, rank + 1) - begin) * head_dim * 2
+            if size > 0:
+                place = i64(layer) * layer_ranks + (i64(kv) * ranks + begin) * head_dim
+                prefetch(first, stride, i32(size), generic_address(rotated, place))
+                prefetch(first, stride, i32(size), generic_address(pairs, place))
+
     def decode_stream(qkv, output, gate_up, down, head, bias, attention_norm, mlp_norm, final_norm,
                       keys, values, rotated, pairs, queries, partials, extremes, cosine, sine,
                       state, order, embedding, residual, inner, logits, candidates, chosen_rows,
@@ -195,16 +218,9 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     if phase == CHOOSE:
                         gain = final_norm
                     ask_for(gain, 4 * again(hidden), base + 10 * again(hidden))
-                elif phase == ATTEND and block < kv_heads * MAX_SPLITS:
-                    split, kv = remainder(block, i32(MAX_SPLITS)), quotient(block, i32(MAX_SPLITS))
-                    part = recall(i32(base + PART))
-                    begin = split * part
-                    size = (min(begin + part, recall(i32(base + RANK)) + 1) - begin) * head_dim * 2
-                    if size > 0:
-                        place = i64(layer) * layer_ranks + (i64(kv) * ranks + begin) * head_dim
-                        first, stride = i32(who() * 128), i32(THREADS * 128)
-                        prefetch(first, stride, i32(size), generic_address(rotated, place))
-                        prefetch(first, stride, i32(size), generic_address(pairs, place))
+                else:
+                    bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated,
+                               pairs, layer_ranks, ranks, kv_heads, qkv_tiles, depth)  # fmt: skip
                 at, last = part_of(base, phase)
                 if normed:
                     source, count = residual, i32(layer * (heads * head_steps + wide))

@@ -43,7 +43,7 @@ def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNa
         stream_ptx.load_int, stream_ptx.add_long, stream_ptx.to_fixed)
     recall, again, who = stream_ptx.recall, stream_ptx.again, stream_ptx.who
     consume = stream_ptx.make_consume(capability)
-    attend = tensor.make_attend(head_dim, False, capability, late=True)
+    attend = tensor.make_attend(head_dim, False, capability, staged=True)
     combine = stream_ptx.make_combine(head_dim)
     split_size = device.split_size
     f32, i32, i64 = np.float32, np.int32, np.int64

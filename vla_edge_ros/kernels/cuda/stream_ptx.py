@@ -41,9 +41,11 @@ issue = assembly(
 """``issue(num_bytes, barrier)``: a stage is complete when so many bytes have arrived."""
 
 bulk_copy = assembly(
-    'cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];',
+    '{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0; '
+    'cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint '
+    '[$0], [$1], $2, [$3], once; }',
     (_I32, _I64, _I32, _I32))
-"""``bulk_copy(to, source, num_bytes, barrier)``."""
+"""``bulk_copy(to, source, num_bytes, barrier)``, of what is read once a token."""
 
 is_over = assembly(
     '{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [$1], $2; '
@@ -112,52 +114,62 @@ def make_consume(capability: tuple[int, int]):
     address of float16 [depth * 32]; ``sums`` int32: address of float32 [units, SUMS], all of
     which are written.
     """
+    sums = 'cdef'
+    zero = [f'mov.f32 {name}{i}, 0f00000000;' for name in sums for i in range(4)]
+    flush = [
+        *(f'add.f32 c{i}, c{i}, {name}{i};' for name in sums[1:] for i in (0, 2)),
+        '@row st.shared.f32 [out], c0;', '@row st.shared.f32 [out+32], c2;', *zero,
+    ]
+
+    def multiply(step):
+        a, x = [f'a{8 * step + i}' for i in range(8)], [f'b{4 * step + i}' for i in range(4)]
+        yield from _mma(sums[2 * step], (a[0], a[4], a[1], a[5]), x[:2], capability)
+        yield from _mma(sums[2 * step + 1], (a[2], a[6], a[3], a[7]), x[2:], capability)
+
     lines = [
-        '.reg .pred p, row, lead;', '.reg .s32 s, ph, n, left, k, out, end;',
-        '.reg .b32 w, bar, xa, lane, warp, quad, a<16>, b<8>;', '.reg .f32 c<4>, d<4>;',
+        '.reg .pred p, row, lead;', '.reg .s32 s, ph, n, left, k, out, end, i, j;',
+        '.reg .b32 w, bar, xa, lane, warp, quad, a<16>, b<8>;',
+        f'.reg .f32 {", ".join(f"{name}<4>" for name in sums)};',
         'and.b32 s, $1, 255;', 'shr.s32 ph, $1, 8;', 'mov.s32 n, $4;',
         'mov.u32 lane, %laneid;', 'mov.u32 warp, %tid.x;', 'shr.b32 warp, warp, 5;',
         'and.b32 quad, lane, 3;', 'setp.eq.s32 row, quad, 0;', 'setp.eq.s32 lead, lane, 0;',
-        'shl.b32 quad, quad, 4;', 'add.s32 quad, quad, $8;',
+        'mad.lo.s32 quad, quad, 16, $8;',
         'shl.b32 k, warp, 1;', 'sub.s32 left, $5, k;', 'add.s32 k, k, $6;',
-        'shl.b32 out, warp, 6;', 'add.s32 out, out, $9;', 'shr.b32 w, lane, 2;',
-        'shl.b32 w, w, 2;', 'add.s32 out, out, w;',
-        f'mad.lo.s32 end, $10, {4 * SUMS}, out;',
-        *(f'mov.f32 {name}{i}, 0f00000000;' for name in 'cd' for i in range(4)),
-        'setp.le.s32 p, n, 0;', '@p bra FLUSH;', 'NEXT:',
-        f'mad.lo.s32 bar, s, 16, $2;', f'sub.s32 bar, bar, {BARRIER_BYTES};',
-        'AGAIN:', 'mbarrier.try_wait.parity.shared::cta.b64 p, [bar], ph;', '@!p bra AGAIN;',
+        'mad.lo.s32 out, warp, 64, $9;', f'mad.lo.s32 end, $10, {4 * SUMS}, out;',
+        # No sum yet: a warp need not have a step of every unit.
+        'shl.b32 j, $10, 4;', 'mov.s32 i, lane;',
+        'ZERO:', 'setp.ge.s32 p, i, j;', '@p bra ZEROED;',
+        'shr.s32 xa, i, 4;', 'and.b32 w, i, 15;', f'mad.lo.s32 xa, xa, {4 * SUMS}, out;',
+        'mad.lo.s32 xa, w, 4, xa;', 'mov.b32 w, 0;', 'st.shared.b32 [xa], w;',
+        'add.s32 i, i, 32;', 'bra ZERO;', 'ZEROED:', 'bar.warp.sync 0xffffffff;',
+        'shr.b32 xa, lane, 2;', 'mad.lo.s32 out, xa, 4, out;', *zero,
+        'setp.le.s32 p, n, 0;', '@p bra DONE;',
+        'mad.lo.s32 bar, s, 16, $2;', f'sub.s32 bar, bar, {BARRIER_BYTES};',
         f'mad.lo.s32 w, s, {STAGE_BYTES}, $2;', f'mad.lo.s32 w, warp, {2 * TILE_BYTES}, w;',
         'mad.lo.s32 w, lane, 16, w;',
+        'NEXT:', 'setp.lt.s32 p, k, $7;', '@p bra INSIDE;', *flush,
+        'SKIP:', 'sub.s32 k, k, $7;', f'add.s32 out, out, {4 * SUMS};',
+        'setp.ge.s32 p, k, $7;', '@p bra SKIP;',
+        'INSIDE:', f'mad.lo.s32 xa, k, {2 * STEP}, quad;',
+        'AGAIN:', 'mbarrier.try_wait.parity.shared::cta.b64 p, [bar], ph;', '@!p bra AGAIN;',
         *(f'ld.shared.v4.b32 {{a{4 * i}, a{4 * i + 1}, a{4 * i + 2}, a{4 * i + 3}}}, '
           f'[w+{FRAGMENT_BYTES * i}];' for i in range(4)),
-        'bar.warp.sync 0xffffffff;', '@lead mbarrier.arrive.shared::cta.b64 _, [bar+8];',
-    ]  # fmt: skip
-
-    def flush():
-        return [
-            'add.f32 c0, c0, d0;', 'add.f32 c2, c2, d2;',
-            '@row st.shared.f32 [out], c0;', '@row st.shared.f32 [out+32], c2;',
-            f'add.s32 out, out, {4 * SUMS};',
-            *(f'mov.f32 {name}{i}, 0f00000000;' for name in 'cd' for i in range(4)),
-        ]
-
-    for step in (0, 1):
-        a = [f'a{8 * step + i}' for i in range(8)]
-        lines += [
-            f'setp.le.s32 p, left, {step};', '@p bra LAST;',
-            f'UNIT{step}:', 'setp.lt.s32 p, k, $7;', f'@p bra GO{step};', *flush(),
-            'sub.s32 k, k, $7;', f'bra UNIT{step};', f'GO{step}:',
-            f'mad.lo.s32 xa, k, {2 * STEP}, quad;', 'ld.shared.v4.b32 {b0, b1, b2, b3}, [xa];',
-            *_mma('c', (a[0], a[4], a[1], a[5]), ('b0', 'b1'), capability),
-            *_mma('d', (a[2], a[6], a[3], a[7]), ('b2', 'b3'), capability),
-            'add.s32 k, k, 1;',
-        ]  # fmt: skip
-    lines += [
-        'LAST:', f'add.s32 k, k, {STAGE_STEPS - 2};', f'sub.s32 left, left, {STAGE_STEPS};',
-        'add.s32 s, s, 1;', 'setp.ge.s32 p, s, $3;', '@p mov.s32 s, 0;', '@p xor.b32 ph, ph, 1;',
-        'sub.s32 n, n, 1;', 'setp.gt.s32 p, n, 0;', '@p bra NEXT;',
-        'FLUSH:', 'setp.ge.s32 p, out, end;', '@p bra DONE;', *flush(), 'bra FLUSH;',
+        'ld.shared.v4.b32 {b0, b1, b2, b3}, [xa];',
+        f'ld.shared.v4.b32 {{b4, b5, b6, b7}}, [xa+{2 * STEP}];',
+        'setp.le.s32 p, left, 0;', '@p bra READ;', *multiply(0),
+        'setp.le.s32 p, left, 1;', '@p bra READ;',
+        'add.s32 i, k, 1;', 'setp.lt.s32 p, i, $7;', '@p bra SAME;',
+        *flush, 'sub.s32 k, k, $7;', f'add.s32 out, out, {4 * SUMS};',
+        'ld.shared.v4.b32 {b4, b5, b6, b7}, [quad];',
+        'SAME:', *multiply(1),
+        'READ:', 'bar.warp.sync 0xffffffff;', '@lead mbarrier.arrive.shared::cta.b64 _, [bar+8];',
+        f'add.s32 k, k, {STAGE_STEPS};', f'sub.s32 left, left, {STAGE_STEPS};',
+        'add.s32 s, s, 1;', f'add.s32 w, w, {STAGE_BYTES};', 'add.s32 bar, bar, 16;',
+        'setp.lt.s32 p, s, $3;', '@p bra ON;', 'mov.s32 s, 0;', 'xor.b32 ph, ph, 1;',
+        f'mul.lo.s32 i, $3, {STAGE_BYTES};', 'sub.s32 w, w, i;', 'shl.b32 i, $3, 4;',
+        'sub.s32 bar, bar, i;',
+        'ON:', 'sub.s32 n, n, 1;', 'setp.gt.s32 p, n, 0;', '@p bra NEXT;',
+        'setp.lt.s32 p, out, end;', '@!p bra DONE;', *flush,
         'DONE:', 'shl.b32 ph, ph, 8;', 'or.b32 $0, ph, s;',
     ]  # fmt: skip
     return assembly(block_of(lines), (_I32,) * 10, _I32)

@@ -163,7 +163,7 @@ def make_products(columns: int, depth: int, capability: tuple[int, int]):
     return assembly(block_of(lines), (types.int64, types.int64, types.int32, types.int32))
 
 
-def make_attend(head_dim: int, both: bool, capability: tuple[int, int], late: bool = False):
+def make_attend(head_dim: int, both: bool, capability: tuple[int, int], staged: bool = False):
     """
     Return what one warp of attention does: 16 query rows against its share of the keys.
 
@@ -180,8 +180,9 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int], late: bo
         Store rows 8 to 15 too.
     capability : (int, int)
         Compute capability compiled for.
-    late : bool
-        Load values only when the keys are done with, into the same registers.
+    staged : bool
+        Let values wait in shared memory, where the warp puts its output in the end, rather than
+        in registers.
 
     Returns
     -------
@@ -239,13 +240,26 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int], late: bo
             names = ', '.join(f'k{8 * block + 4 * tile + n}' for n in range(4))
             offset = 64 * block + tile * 8 * row_bytes
             lines += [f'ld.global.cg.v4.b32 {{{names}}}, [kk+{offset}];']
+    if staged:
+        # From where the warp's first lane stores its output; every lane has its own 16 bytes.
+        before = [
+            '.reg .b32 mine, c0;', 'mov.u32 c0, %laneid;', 'shl.b32 mine, c0, 4;',
+            'add.s32 mine, mine, $8;', 'shr.u32 c0, c0, 2;', f'mul.lo.s32 c0, c0, {4 * head_dim};',
+            'sub.s32 mine, mine, c0;', 'shl.b32 c0, t, 5;', 'sub.s32 mine, mine, c0;',
+        ]  # fmt: skip
+        lines[:] = [*lines[: lines.index('NEXT:') - 1], *before, *lines[lines.index('NEXT:') - 1 :]]
+    chunks = [(block, pair) for block in range(blocks) for pair in (0, 1)]
     values = []
-    for block in range(blocks):
-        for pair in (0, 1):
-            names = ', '.join(f'v{8 * block + 4 * pair + n}' for n in range(4))
-            offset = 128 * block + pair * 8 * row_bytes
-            values += [f'ld.global.cg.v4.b32 {{{names}}}, [vv+{offset}];']
-    lines += [] if late else values
+    for index, (block, pair) in enumerate(chunks):
+        names = ', '.join(f'v{8 * block + 4 * pair + n}' for n in range(4))
+        offset = 128 * block + pair * 8 * row_bytes
+        if staged:
+            lines += [f'cp.async.cg.shared.global [mine+{512 * index}], [vv+{offset}], 16;']
+            values += [f'ld.shared.v4.b32 {{{names}}}, [mine+{512 * index}];']
+        else:
+            lines += [f'ld.global.cg.v4.b32 {{{names}}}, [vv+{offset}];']
+    if staged:
+        values = ['cp.async.wait_all;', *values]
     for block in range(blocks):
         q = [f'q{8 * block + n}' for n in range(8)]
         for tile in (0, 1):
@@ -253,7 +267,7 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int], late: bo
             names = [f's{4 * tile + n}' for n in range(4)]
             lines += multiply('s', names, (q[0], q[4], q[1], q[5]), b[:2])
             lines += multiply('s', names, (q[2], q[6], q[3], q[7]), b[2:])
-    lines += values if late else []
+    lines += values
     # Hide the keys that a row may not see.
     lines += ['shl.b32 c, t, 1;', 'add.s32 c, c, i;']
     for tile in (0, 1):
@@ -298,7 +312,7 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int], late: bo
                 f'shfl.sync.bfly.b32 y, l{half}, {distance}, 31, 0xffffffff;',
                 f'add.f32 l{half}, l{half}, y;',
             ]
-    lines += ['setp.eq.s32 p, t, 0;']
+    lines += ['setp.eq.s32 p, t, 0;', *(['bar.warp.sync 0xffffffff;'] if staged else [])]
     for half in halves:
         for block in range(blocks):
             for column in (0, 1):
