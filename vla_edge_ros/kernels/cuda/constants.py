@@ -28,6 +28,8 @@ choose from, the first rank to arrange, and, for three phases of the stream, how
 finished it; the slot of each rank follows behind STATE_WORDS."""
 MAX_SPLITS = 16
 """Parts the keys of one head are attended in."""
+STREAM_SPLITS = 32
+"""The same in a stream."""
 MAX_CHUNKS = 16
 """Parts the depth of a product is split in, for different blocks."""
 MAX_HEADS = 128

@@ -23,6 +23,8 @@ from vla_edge_ros.kernels.cuda.constants import (
 from vla_edge_ros.kernels.cuda.driver import Device, Launch
 
 _CACHE = 'ppppp'
+PREFILL_BLOCKS = 2
+"""Blocks of a product that share a processor."""
 
 
 class Launches:
@@ -139,7 +141,7 @@ class Launches:
                 at['sums'], shared=2 * inner),
         ]  # fmt: skip
 
-    def stream(self, num_tokens: int, stages: int = 0, ahead: int = 3, margin: int = 0) -> Launch:
+    def stream(self, num_tokens: int, stages: int = 0, ahead: int = 2, margin: int = 0) -> Launch:
         """Decode all tokens in one launch; see ``stream.py``."""
         at, config = self._at, self._config
         most = (self._device.attribute('MAX_SHARED_MEMORY_PER_BLOCK_OPTIN')
@@ -172,7 +174,7 @@ class Launches:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         rows = layout.query_rows(config, TOKENS)
         tiles = self._tiles
-        blocks = 2 * self._processors
+        blocks = PREFILL_BLOCKS * self._processors
         down, output = (
             min(max(-(-blocks // tiles['output']), -(-depth // STEP // 64)), MAX_CHUNKS)
             for depth in (inner, config.query_size))

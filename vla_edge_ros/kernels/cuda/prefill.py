@@ -29,7 +29,7 @@ from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS
 DEPTH = 4
 """Steps of weights a warp has under way."""
 _ROW = TOKENS + SUM_PADDING
-_SUMS, _SHARES = WARPS * 16 * _ROW, MAX_HEADS * MAX_SPLITS
+_BOTH_SUMS, _SHARES = 2 * WARPS * 16 * _ROW, MAX_HEADS * MAX_SPLITS
 _INNER = np.float32(INNER_SCALE)
 
 
@@ -50,7 +50,11 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
 
     @cuda.jit(device=True)
     def multiply(weights, tile, steps, first, stop, x, sums):
-        """Leave the eight warps' shares of a tile in ``sums`` [WARPS, 16, padded TOKENS]."""
+        """
+        Leave the eight warps' shares of a tile in ``sums`` [2, WARPS, 16, padded TOKENS].
+
+        Tiles take turns, so that a warp may begin the next one while others still add this one.
+        """
         thread = cuda.threadIdx.x
         warp, lane = thread >> 5, thread & 31
         low = first + (stop - first) * warp // WARPS
@@ -59,15 +63,17 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
             weights + (i64(tile) * steps + low) * TILE_BYTES + lane * 16,
             x + low * (TOKEN_TILES * FRAGMENT_BYTES) + lane * 16,
             i32(high - low),
-            shared_address(sums, i32((warp * 16 + (lane >> 2)) * _ROW + (lane & 3) * 2)),
+            shared_address(
+                sums, i32(((tile & 1) * WARPS * 16 + warp * 16 + (lane >> 2)) * _ROW
+                          + (lane & 3) * 2)),
         )
         cuda.syncthreads()
 
     @cuda.jit(device=True)
-    def total(sums, row, token):
+    def total(sums, tile, row, token):
         value = ZERO
         for warp in range(WARPS):
-            value += sums[(warp * 16 + row) * _ROW + token]
+            value += sums[((tile & 1) * WARPS * 16 + warp * 16 + row) * _ROW + token]
         return value
 
     def prefill_norm(residual, sums, num_sums, gain, eps, size, state, x, hidden, keep):
@@ -97,7 +103,7 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
 
     def prefill_qkv(weights, tiles, steps, x, bias, cosine, sine, state, order, keys, values,
                     rotated, pairs, queries, heads, kv_heads, ranks, query_rows):  # fmt: skip
-        sums = cuda.shared.array(_SUMS, F32)
+        sums = cuda.shared.array(_BOTH_SUMS, F32)
         bring_weights(weights, tiles, steps, 1)
         first, stop, low, high = share(tiles, steps, 1)
         row, token = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
@@ -110,11 +116,10 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
             if token < tokens:
                 place = tile * 16 + row
                 turn = rank * half_dim + rotary(tile, row)
-                store_qkv(tile, row, token, total(sums, row, token) + bias[place],
-                          total(sums, row + 8, token) + bias[place + 8], rank, cosine[turn],
+                store_qkv(tile, row, token, total(sums, tile, row, token) + bias[place],
+                          total(sums, tile, row + 8, token) + bias[place + 8], rank, cosine[turn],
                           sine[turn], order[rank], keys, values, rotated, pairs, queries, heads,
                           kv_heads, ranks, query_rows)  # fmt: skip
-            cuda.syncthreads()
 
     def prefill_mix(partials, extremes, state, heads, kv_heads, query_rows, warps, x):
         """Put the splits of attention together, one token a block, in fragment order."""
@@ -133,7 +138,7 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
             mix_four(k, token, splits, partials, heads, kv_heads, query_rows, shares, out)
 
     def prefill_mlp(weights, tiles, steps, x, inner):
-        sums = cuda.shared.array(_SUMS, F32)
+        sums = cuda.shared.array(_BOTH_SUMS, F32)
         bring_weights(weights, tiles, steps, 1)
         first, stop, low, high = share(tiles, steps, 1)
         wait()
@@ -141,13 +146,12 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         for tile in range(first, stop):
             multiply(weights, tile, steps, low, high, x, sums)
             row, token = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
-            value = swiglu(total(sums, row, token), total(sums, row + 8, token)) * _INNER
+            value = swiglu(total(sums, tile, row, token), total(sums, tile, row + 8, token)) * _INNER
             inner[fragment_index(token, tile * 8 + row)] = to_half(value)
-            cuda.syncthreads()
 
     def prefill_partial(weights, tiles, steps, chunks, x, factor, partials):
         """Multiply in ``chunks`` of the depth, each to a sum of its own."""
-        sums = cuda.shared.array(_SUMS, F32)
+        sums = cuda.shared.array(_BOTH_SUMS, F32)
         bring_weights(weights, tiles, steps, chunks)
         first, stop, low, high = share(tiles, steps, chunks)
         base = remainder(i32(cuda.blockIdx.x), chunks) * TOKENS
@@ -158,8 +162,7 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
             row, token = cuda.threadIdx.x & 15, cuda.threadIdx.x >> 4
             for more in (0, TOKENS // 2):
                 place = (base + token + more) * tiles * 16 + tile * 16 + row
-                partials[place] = total(sums, row, token + more) * factor
-            cuda.syncthreads()
+                partials[place] = total(sums, tile, row, token + more) * factor
 
     fl, ha, it, n, a, f = FLOATS, HALVES, INTS, I32, I64, types.float32
     cache = (fl, ha, ha, ha, ha)  # keys, values, rotated, pairs, queries

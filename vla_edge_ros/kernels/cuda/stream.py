@@ -31,7 +31,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     FIRST_TOKEN,
     INNER_SCALE,
     MAX_HIDDEN,
-    MAX_SPLITS,
+    STREAM_SPLITS,
     NUM_ROWS,
     STEP,
     STREAM_SUMS,
@@ -68,17 +68,17 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     make_barrier, publish_barriers = stream_ptx.make_barrier, stream_ptx.publish_barriers
     meet, store_long, to_fixed = stream_ptx.meet, stream_ptx.store_long, stream_ptx.to_fixed
     store_word = stream_ptx.store_word
-    collect = stream_ptx.make_collect(STREAM_SUMS)
+    collect, clear = stream_ptx.make_collect(STREAM_SUMS), stream_ptx.clear
     keep, recall, who = stream_ptx.keep, stream_ptx.recall, stream_ptx.who
     normalise, gather_parts = stream_ptx.make_normalise(MAX_HIDDEN), stream_ptx.make_gather_parts()
-    parts = define_parts(capability, head_dim, device)
+    parts = define_parts(capability, head_dim)
     feed, part_of, multiply, sum_of = parts.feed, parts.part_of, parts.multiply, parts.sum_of
     await_all, finish, ask_for, again = parts.await_all, parts.finish, parts.ask_for, parts.again
     add_rows, choose, best_of_block = parts.add_rows, parts.choose, parts.best_of_block
     attend_split = parts.attend_split
     embedding_index, rotary, query_row = (
         device.embedding_index, device.rotary, device.query_row)
-    store_qkv, split_size, swiglu = device.store_qkv, device.split_size, device.swiglu
+    store_qkv, swiglu = device.store_qkv, device.swiglu
     half_dim, head_steps = head_dim // 2, np.int32(head_dim // STEP)
     f32, i32, i64 = np.float32, np.int32, np.int64
 
@@ -119,6 +119,28 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         first = i32(first + steps)
 
     @cuda.jit(device=True)
+    def batch_of(at, last, span, phase, tiles):
+        """Return the first unit of a batch, how many they are, their head, and their steps."""
+        unit = quotient(at, span)
+        units = i32(min(quotient(i32(last + span - 1), span), i32(unit + BATCH)) - unit)
+        one = i32(0)
+        if phase == RETURN:
+            one = quotient(unit, tiles)
+            units = min(units, i32((one + 1) * tiles - unit))
+        return unit, units, one, i32(min(last, i32((unit + units) * span)) - at)
+
+    @cuda.jit(device=True)
+    def turns_of(phase, layer, unit, units, base, qkv_tiles, bias, cosine, sine):
+        """Return the two biases and the angle of a thread's pair of rows."""
+        item = who()
+        if phase != PROJECT or item >= units * 8:
+            return ZERO, ZERO, ZERO, ZERO
+        tile, row = unit + (item >> 3), item & 7
+        place = (layer * qkv_tiles + tile) * 16 + row
+        angle = recall(i32(base + RANK)) * half_dim + rotary(tile, row)
+        return bias[place], bias[place + 8], cosine[angle], sine[angle]
+
+    @cuda.jit(device=True)
     def embed(base, fixed, embedding, token, size, residual, is_first):
         """Fetch a token's embedding as the residual."""
         size = again(size)
@@ -126,7 +148,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
             for j in (i, i + 1):
                 value = to_fixed(
                     to_float(embedding[embedding_index(token, j, size >> 5)]), i32(0))
-                fixed[(size >> 2) + j] = value
+                fixed[(size * 3 >> 2) + j] = value
                 if is_first:
                     store_long(residual + i64(j) * 8, value)
 
@@ -143,8 +165,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
         tile = quotient(low, depth)
         prefetch(first, stride, i32((quotient(high, depth) - tile) * 64),
                  generic_address(bias, i64((layer * qkv_tiles + tile) * 16)))  # fmt: skip
-        if block < kv_heads * MAX_SPLITS:
-            split, kv = remainder(block, i32(MAX_SPLITS)), quotient(block, i32(MAX_SPLITS))
+        if block < kv_heads * STREAM_SPLITS:
+            split, kv = remainder(block, i32(STREAM_SPLITS)), quotient(block, i32(STREAM_SPLITS))
             part = recall(i32(base + PART))
             begin = split * part
             size = (min(begin + part, rank + 1) - begin) * head_dim * 2
@@ -203,7 +225,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 rank = i32(state[CONTEXT] + step)
                 keep(i32(base + RANK), rank)
                 keep(i32(base + SLOT), order[rank])
-                keep(i32(base + PART), i32(split_size(rank + 1, WARPS)))
+                keep(i32(base + PART), i32((rank + 16 * STREAM_SPLITS) // (16 * STREAM_SPLITS) * 16))
             layer, phase = i32(0), i32(PROJECT)
             value, chosen = f32(-np.inf), NEVER
             while layer <= layers:
@@ -217,17 +239,28 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     gain += i64(layer) * hidden * 4
                     if phase == CHOOSE:
                         gain = final_norm
-                    ask_for(gain, 4 * again(hidden), base + 10 * again(hidden))
+                    ask_for(gain, 4 * again(hidden), base + 2 * again(hidden))
                 else:
                     bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated,
                                pairs, layer_ranks, ranks, kv_heads, qkv_tiles, depth)  # fmt: skip
+                # What is multiplied first is worked out before the wait.
                 at, last = part_of(base, phase)
+                span = depth
+                if phase == RETURN:
+                    span = head_steps
+                if phase == CONTRACT:
+                    span = wide
+                unit, units, one, steps = batch_of(at, last, span, phase, tiles)
+                skipped = one
+                clear(i32(base + STREAM_SUMS), units)
+                bias_low, bias_high, c, s = turns_of(
+                    phase, layer, unit, units, base, qkv_tiles, bias, cosine, sine)
                 if normed:
                     source, count = residual, i32(layer * (heads * head_steps + wide))
                     if phase == EXPAND:
                         count = i32(count + heads * head_steps)
                     if layer == 0 and phase == PROJECT:
-                        source = generic_address(fixed, i64(again(hidden) >> 2))
+                        source = generic_address(fixed, i64(again(hidden) * 3 >> 2))
                         if step > 0:
                             await_all(counter + 8, i32(step * blocks))
                             token = choose(candidates, chosen_rows, blocks, state[FIRST_ROW])
@@ -238,17 +271,19 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     arrived()
                     if at < last:
                         normalise(source, count, base, hidden, eps, share, i32(base + SMALL))
+                    if layer == 0 and phase == PROJECT:
+                        clear(i32(base + STREAM_SUMS), units)  # where the embedding was
                 elif phase == ATTEND:
-                    if block < kv_heads * MAX_SPLITS:
+                    if block < kv_heads * STREAM_SPLITS:
                         await_all(counter, i32(goal + blocks))
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
                     item = block
-                    while item < kv_heads * MAX_SPLITS:
-                        split = remainder(item, i32(MAX_SPLITS))
+                    while item < kv_heads * STREAM_SPLITS:
+                        split = remainder(item, i32(STREAM_SPLITS))
                         if split * part <= rank:
                             ordered = i64(layer) * layer_ranks
                             attend_split(
-                                split, quotient(item, i32(MAX_SPLITS)), rank + 1,
+                                split, part, quotient(item, i32(STREAM_SPLITS)), rank + 1,
                                 generic_address(queries, i64(0)),
                                 generic_address(rotated, ordered),
                                 generic_address(pairs, ordered), query_rows, ranks, partials,
@@ -258,70 +293,51 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 elif phase == RETURN:
                     await_all(counter + 4, i32(goal + blocks))
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
-                    one = quotient(quotient(at, head_steps), tiles)
-                    k = i32(one * head_dim + 4 * who())
-                    to = i32(base + 8 * who())
-                    while k < quotient(i32(quotient(last, head_steps) + tiles - 1),
-                                       tiles) * head_dim:  # fmt: skip
-                        one = quotient(k, i32(head_dim))
-                        line = query_row(one, 0, heads, kv_heads, query_rows)
+                    splits = quotient(i32(rank + part), part)
+                    most = quotient(i32(quotient(last, head_steps) + tiles - 1), tiles) * head_dim
+                    # A warp takes 32 elements, of one head.
+                    item = (who() >> 5) * 32
+                    k = i32(skipped * head_dim + item)
+                    while k < most:
+                        lane = who() & 31
+                        element, first = i32(k + 4 * (lane & 7)), lane >> 3
+                        mixed = quotient(element, i32(head_dim))
+                        line = (first * kv_heads * query_rows
+                                + query_row(mixed, 0, heads, kv_heads, query_rows))  # fmt: skip
                         gather_parts(
-                            generic_address(partials, i64(line * head_dim + k - one * head_dim)),
-                            i64(2 * head_dim * kv_heads * query_rows),
-                            generic_address(extremes, i64(line * 2)),
-                            i64(8 * kv_heads * query_rows), quotient(i32(rank + part), part),
-                            to)  # fmt: skip
-                        k = i32(k + 4 * THREADS)
-                        to = i32(to + 8 * THREADS)
+                            generic_address(
+                                partials, i64(line) * head_dim + element - mixed * head_dim),
+                            i64(8 * head_dim * kv_heads * query_rows),
+                            generic_address(extremes, i64(line) * 2),
+                            i64(32 * kv_heads * query_rows), i32(splits - first),
+                            i32(base + 2 * item + 8 * (lane & 7)))  # fmt: skip
+                        k, item = i32(k + THREADS), item + THREADS
                     meet()
                 else:
                     collect(generic_address(inner, i64(odd * inner_size)),
                             i32(2 * again(inner_size)), base)  # fmt: skip
                     meet()
-                # What this phase multiplies, up to BATCH tiles at a time.
-                span = depth
-                if phase == RETURN:
-                    span = head_steps
-                if phase == CONTRACT:
-                    span = wide
-                skipped = i32(0)
-                if phase == RETURN:
-                    skipped = quotient(quotient(at, head_steps), tiles)
+                # Up to BATCH tiles at a time.
                 while at < last:
-                    unit = quotient(at, span)
-                    count = min(quotient(i32(last + span - 1), span), i32(unit + BATCH)) - unit
-                    one = i32(0)
-                    if phase == RETURN:
-                        one = quotient(unit, tiles)
-                        count = min(count, (one + 1) * tiles - unit)
-                    steps = i32(min(last, (unit + count) * span) - at)
-                    item = who()
-                    i, row = item >> 3, item & 7
-                    bias_low, bias_high, c, s = ZERO, ZERO, ZERO, ZERO
-                    if phase == PROJECT and item < count * 8:
-                        place = (layer * qkv_tiles + unit + i) * 16 + row
-                        angle = recall(i32(base + RANK)) * half_dim + rotary(unit + i, row)
-                        bias_low, bias_high = bias[place], bias[place + 8]
-                        c, s = cosine[angle], sine[angle]
-                    turn = multiply(
-                        turn, ring, stages, steps, i32(at - unit * span), span,
-                        i32(base + (one - skipped) * head_dim * 2), base, i32(count))
                     k = i32(at - unit * span)
+                    turn = multiply(
+                        turn, ring, stages, steps, k, span,
+                        i32(base + (one - skipped) * head_dim * 2), base, units)
                     at = i32(at + steps)
                     item = who()
                     if phase == CHOOSE:
                         row = i32(unit * 16 + item)
-                        if item < count * 16 and row < state[FIRST_ROW] + state[NUM_ROWS]:
+                        if item < units * 16 and row < state[FIRST_ROW] + state[NUM_ROWS]:
                             logit = sum_of(base, item >> 4, item & 15)
                             if row >= state[FIRST_ROW]:
                                 logits[row] = logit
                                 if logit > value:
                                     value, chosen = logit, row
                     elif phase == RETURN:
-                        add_rows(base, count, unit - one * tiles, ONE, k, steps, span, residual)
+                        add_rows(base, units, unit - one * tiles, ONE, k, steps, span, residual)
                     elif phase == CONTRACT:
-                        add_rows(base, count, unit, _OUTER, k, steps, span, residual)
-                    elif item < count * 8:
+                        add_rows(base, units, unit, _OUTER, k, steps, span, residual)
+                    elif item < units * 8:
                         i, row = item >> 3, item & 7
                         low, high = sum_of(base, i, row), sum_of(base, i, row + 8)
                         if phase == EXPAND:
@@ -345,6 +361,10 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 query_rows)  # fmt: skip
                     if at < last:
                         meet()
+                        unit, units, one, steps = batch_of(at, last, span, phase, tiles)
+                        clear(i32(base + STREAM_SUMS), units)
+                        bias_low, bias_high, c, s = turns_of(
+                            phase, layer, unit, units, base, qkv_tiles, bias, cosine, sine)
                 if phase == CONTRACT:
                     odd = i32(odd ^ 1)
                 if phase == CHOOSE:

@@ -30,7 +30,7 @@ RING = STREAM_SCRATCH + STREAM_EXTRA
 NEVER = np.int32(0x7FFFFFFF)
 
 
-def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNamespace:
+def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
     """Return the device functions, compiled with the kernel that calls them."""
     load_float = ptx.load_float
     generic_address = ptx.generic_address
@@ -45,7 +45,6 @@ def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNa
     consume = stream_ptx.make_consume(capability)
     attend = tensor.make_attend(head_dim, False, capability, staged=True)
     combine = stream_ptx.make_combine(head_dim)
-    split_size = device.split_size
     f32, i32, i64 = np.float32, np.int32, np.int64
     jit = cuda.jit(device=True)
 
@@ -184,13 +183,12 @@ def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNa
         return value, row
 
     @jit
-    def attend_split(split, kv, seen, queries, rotated, pairs, query_rows, ranks, partials,
+    def attend_split(split, part, kv, seen, queries, rotated, pairs, query_rows, ranks, partials,
                      extremes, kv_heads, base):  # fmt: skip
         """Attend with one token's queries of a KV head to one split of its keys."""
         thread = who()
         warp, row, quad = thread >> 5, (thread & 31) >> 2, thread & 3
-        size = split_size(seen, WARPS)
-        begin, end = split * size, min(split * size + size, seen)
+        begin, end = split * part, min(split * part + part, seen)
         head = i64(kv) * ranks * head_dim * 2
         attend(
             queries + ((kv * query_rows + row) * head_dim * 2 + quad * 16),

@@ -10,10 +10,10 @@ from vla_edge_ros.kernels.cuda.constants import (
     DECODE_ROWS,
     FIXED_SCALE,
     FRAGMENT_BYTES,
-    MAX_SPLITS,
     STAGE_BYTES,
     STAGE_STEPS,
     STEP,
+    STREAM_SPLITS,
     SUMS,
     THREADS,
     TILE_BYTES,
@@ -102,6 +102,18 @@ UNWRITTEN = -1
 """A word of two float16 that was not written yet; no number is rounded to it."""
 
 
+clear = assembly(
+    block_of([
+        '.reg .pred p;', '.reg .s32 i, j, a, b, c, zero;', 'mov.u32 a, %tid.x;', 'and.b32 i, a, 31;',
+        'shr.b32 a, a, 5;', 'mad.lo.s32 a, a, 64, $0;', 'shl.b32 j, $1, 4;', 'mov.s32 zero, 0;',
+        'ZERO:', 'setp.ge.s32 p, i, j;', '@p bra DONE;', 'and.b32 b, i, 15;',
+        'mad.lo.s32 b, b, 4, a;', 'shr.s32 c, i, 4;', f'mad.lo.s32 b, c, {4 * SUMS}, b;',
+        'st.shared.b32 [b], zero;', 'add.s32 i, i, 32;', 'bra ZERO;', 'DONE:',
+    ]),
+    (_I32, _I32))  # fmt: skip
+"""``clear(sums, units)``: this warp's sums of so many units."""
+
+
 def make_consume(capability: tuple[int, int]):
     """
     Return ``consume(state, ring, stages, count, steps, k, depth, x, sums, units)``.
@@ -111,8 +123,8 @@ def make_consume(capability: tuple[int, int]):
     and returned for the next call; ``ring`` int32: address of the ring, the barriers lie before
     it; ``stages`` int32: its length; ``count`` int32: stages of this call; ``steps`` int32: steps
     of this call; ``k`` int32: which of a unit's ``depth`` steps is the first; ``x`` int32:
-    address of float16 [depth * 32]; ``sums`` int32: address of float32 [units, SUMS], all of
-    which are written.
+    address of float16 [depth * 32]; ``sums`` int32: address of float32 [units, SUMS], cleared
+    before: a warp need not have a step of every unit.
     """
     sums = 'cdef'
     zero = [f'mov.f32 {name}{i}, 0f00000000;' for name in sums for i in range(4)]
@@ -127,7 +139,7 @@ def make_consume(capability: tuple[int, int]):
         yield from _mma(sums[2 * step + 1], (a[2], a[6], a[3], a[7]), x[2:], capability)
 
     lines = [
-        '.reg .pred p, row, lead;', '.reg .s32 s, ph, n, left, k, out, end, i, j;',
+        '.reg .pred p, row, lead;', '.reg .s32 s, ph, n, left, k, out, end, i;',
         '.reg .b32 w, bar, xa, lane, warp, quad, a<16>, b<8>;',
         f'.reg .f32 {", ".join(f"{name}<4>" for name in sums)};',
         'and.b32 s, $1, 255;', 'shr.s32 ph, $1, 8;', 'mov.s32 n, $4;',
@@ -136,12 +148,6 @@ def make_consume(capability: tuple[int, int]):
         'mad.lo.s32 quad, quad, 16, $8;',
         'shl.b32 k, warp, 1;', 'sub.s32 left, $5, k;', 'add.s32 k, k, $6;',
         'mad.lo.s32 out, warp, 64, $9;', f'mad.lo.s32 end, $10, {4 * SUMS}, out;',
-        # No sum yet: a warp need not have a step of every unit.
-        'shl.b32 j, $10, 4;', 'mov.s32 i, lane;',
-        'ZERO:', 'setp.ge.s32 p, i, j;', '@p bra ZEROED;',
-        'shr.s32 xa, i, 4;', 'and.b32 w, i, 15;', f'mad.lo.s32 xa, xa, {4 * SUMS}, out;',
-        'mad.lo.s32 xa, w, 4, xa;', 'mov.b32 w, 0;', 'st.shared.b32 [xa], w;',
-        'add.s32 i, i, 32;', 'bra ZERO;', 'ZEROED:', 'bar.warp.sync 0xffffffff;',
         'shr.b32 xa, lane, 2;', 'mad.lo.s32 out, xa, 4, out;', *zero,
         'setp.le.s32 p, n, 0;', '@p bra DONE;',
         'mad.lo.s32 bar, s, 16, $2;', f'sub.s32 bar, bar, {BARRIER_BYTES};',
@@ -179,27 +185,32 @@ def make_gather_parts():
     """
     Return ``gather(parts, stride, extremes, step, num, out)``: attention from its splits.
 
-    Four neighbours of one head: ``parts`` int64: address of their four float16 in the first
-    split, ``stride`` int64: bytes to the next; ``extremes`` int64: address of the first split's
-    (maximum, sum) float32, ``step`` int64: bytes to the next; ``num`` int32 <= MAX_SPLITS;
-    ``out`` int32: address in shared memory of the four float16. All loads are under way together.
+    Four neighbours of one head by four lanes, eight lanes apart, of which each takes every fourth
+    split. ``parts`` int64: address of their four float16 in the lane's first split, ``stride``
+    int64: bytes to its next; ``extremes`` int64: address of that split's (maximum, sum) float32,
+    ``step`` int64: bytes to the next; ``num`` int32: splits, those before this lane's first
+    taken off; ``out`` int32: address in shared memory of the four float16. All loads are under
+    way together.
     """
-    count = MAX_SPLITS
+    count = STREAM_SPLITS // 4
     lines = [
         '.reg .pred p;', '.reg .b64 a, e;', f'.reg .b32 v<{2 * count}>, low, high;',
-        f'.reg .f32 m<{count}>, l<{count}>, w, top, all, x, s<4>;',
+        f'.reg .f32 m<{count}>, l<{count}>, w, top, other, all, x, s<4>;',
         '.reg .b16 h<4>;', 'mov.b64 a, $0;', 'mov.b64 e, $2;',
     ]  # fmt: skip
     for part in range(count):
         lines += [
             f'mov.f32 m{part}, 0fF149F2CA;', f'mov.f32 l{part}, 0f00000000;',
             f'mov.b32 v{2 * part}, 0;', f'mov.b32 v{2 * part + 1}, 0;',
-            f'setp.gt.s32 p, $4, {part};',
+            f'setp.gt.s32 p, $4, {4 * part};',
             f'@p ld.global.cg.v2.f32 {{m{part}, l{part}}}, [e];', 'add.s64 e, e, $3;',
             f'@p ld.global.cg.v2.b32 {{v{2 * part}, v{2 * part + 1}}}, [a];', 'add.s64 a, a, $1;',
         ]  # fmt: skip
-    lines += ['mov.f32 top, m0;', *(f'max.f32 top, top, m{i};' for i in range(1, count)),
-              'mov.f32 all, 0f00000000;', *(f'mov.f32 s{i}, 0f00000000;' for i in range(4))]  # fmt: skip
+    lines += ['mov.f32 top, m0;', *(f'max.f32 top, top, m{i};' for i in range(1, count))]
+    for distance in (8, 16):
+        lines += [f'shfl.sync.bfly.b32 other, top, {distance}, 31, 0xffffffff;',
+                  'max.f32 top, top, other;']  # fmt: skip
+    lines += ['mov.f32 all, 0f00000000;', *(f'mov.f32 s{i}, 0f00000000;' for i in range(4))]
     for part in range(count):
         lines += [
             f'sub.f32 w, m{part}, top;', 'ex2.approx.ftz.f32 w, w;', f'mul.f32 w, w, l{part};',
@@ -208,11 +219,15 @@ def make_gather_parts():
         ]  # fmt: skip
         for i in range(4):
             lines += [f'cvt.f32.f16 x, h{i};', f'fma.rn.f32 s{i}, w, x, s{i};']
+    for distance in (8, 16):
+        for name in ('all', *(f's{i}' for i in range(4))):
+            lines += [f'shfl.sync.bfly.b32 other, {name}, {distance}, 31, 0xffffffff;',
+                      f'add.f32 {name}, {name}, other;']  # fmt: skip
     lines += [
         'rcp.approx.f32 all, all;', *(f'mul.f32 s{i}, s{i}, all;' for i in range(4)),
         *(f'cvt.rn.f16.f32 h{i}, s{i};' for i in range(4)),
-        'mov.b32 low, {h0, h1};', 'mov.b32 high, {h2, h3};',
-        'st.shared.v2.b32 [$5], {low, high};',
+        'mov.b32 low, {h0, h1};', 'mov.u32 high, %laneid;', 'setp.lt.u32 p, high, 8;', 'mov.b32 high, {h2, h3};',
+        '@p st.shared.v2.b32 [$5], {low, high};',
     ]  # fmt: skip
     return assembly(block_of(lines), (_I64, _I64, _I64, _I64, _I32, _I32))
 
@@ -224,7 +239,7 @@ def make_normalise(most: int):
     All warps together, up to ``most`` elements. ``source`` int64: generic address of the residual
     int64 [size], each as :func:`to_fixed` gives it, which is read until every element has
     ``count`` int32; ``base`` int32: address in shared memory of the float16 [size] to write, with
-    the gain float32 [size] 10 * size bytes behind; ``share`` float32: one by ``size``; ``small``
+    the gain float32 [size] 2 * size bytes behind; ``share`` float32: one by ``size``; ``small``
     int32: address of float32 [WARPS].
     """
     pairs = -(-most // (2 * THREADS))
@@ -268,7 +283,7 @@ def make_normalise(most: int):
         lines += [f'ld.shared.f32 y, [$6+{4 * warp}];', 'add.f32 s, s, y;']
     lines += [
         'fma.rn.f32 s, s, $5, $4;', 'rsqrt.approx.f32 s, s;',
-        'mad.lo.s32 g, $3, 10, $2;', 'mad.lo.s32 g, i, 4, g;', 'mad.lo.s32 x, i, 2, $2;',
+        'mad.lo.s32 g, $3, 2, $2;', 'mad.lo.s32 g, i, 4, g;', 'mad.lo.s32 x, i, 2, $2;',
     ]  # fmt: skip
     for pair in range(pairs):
         lines += [f'@has{pair} ld.shared.v2.f32 {{g0, g1}}, [g+{pair * 8 * THREADS}];']
