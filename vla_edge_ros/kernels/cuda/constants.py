@@ -24,12 +24,12 @@ SUM_PADDING = 8
 STATE_WORDS = 16
 CONTEXT, NEW_TOKENS, FIRST_TOKEN, FIRST_ROW, NUM_ROWS, ARRANGE_FROM, ARRIVED = range(7)
 """Words of the state: context slots, new tokens, the token fed first, the rows of the head to
-choose from, the first rank to arrange, and, for three phases of the stream, how often a block has
-finished it; the slot of each rank follows behind STATE_WORDS."""
+choose from, the first rank to arrange, and how often a block of the stream has projected and,
+behind it, chosen; the slot of each rank follows behind STATE_WORDS."""
 MAX_SPLITS = 16
 """Parts the keys of one head are attended in."""
-STREAM_SPLITS = 32
-"""The same in a stream."""
+STREAM_SPLITS = 64
+"""The same at most in a stream."""
 MAX_CHUNKS = 16
 """Parts the depth of a product is split in, for different blocks."""
 MAX_HEADS = 128

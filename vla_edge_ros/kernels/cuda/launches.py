@@ -151,18 +151,18 @@ class Launches:
         return self._device.prepare(
             'decode_stream', (layout.stream_blocks(config, self._processors),), THREADS + 32,
             'ppppp' + 'pppp' + 'pppp' + 'ppp' + 'pp' + 'pp' + 'p' + 'pp' + 'ppp' + 'pp'
-            + 'iiiii' + 'pp' + 'iiiiiii' + 'ff' + 'iiii',
+            + 'iiiii' + 'pp' + 'iiiiiiii' + 'ff' + 'iiii',
             at['qkv'], at['output'], at['gate_up'], at['down'], at['head'],
             at['qkv_bias'], at['attention_norm'], at['mlp_norm'], at['final_norm'],
             at['keys'], at['values'], at['rotated'], at['pairs'],
-            at['queries'], at['partials'], at['extremes'], at['cosine'], at['sine'],
+            at['queries'], at['stream_partials'], at['stream_extremes'], at['cosine'], at['sine'],
             at['state'], self._order, at['embedding'], at['stream_residual'], at['inner'],
             at['logits'], at['candidates'], at['candidate_rows'], at['tokens'], at['shares'],
             config.num_hidden_layers, config.hidden_size, config.intermediate_size,
             config.num_attention_heads, config.num_key_value_heads,
             self._slots * per_slot, self._ranks * per_slot, self._ranks,
-            layout.query_rows(config, TOKENS), config.hidden_size // STEP,
-            config.intermediate_size // STEP, self._tiles['output'], self._tiles['qkv'],
+            layout.query_rows(config, TOKENS), layout.stream_splits(config, self._processors),
+            config.hidden_size // STEP, config.intermediate_size // STEP, self._tiles['output'], self._tiles['qkv'],
             self._tiles['gate_up'], config.rms_norm_eps, 1 / config.hidden_size, num_tokens, stages,
             ahead, margin, shared=STREAM_SCRATCH + STREAM_EXTRA + stages * STAGE_BYTES,
             cooperative=True)

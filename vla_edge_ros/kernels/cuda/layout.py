@@ -12,6 +12,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     MAX_HEADS,
     MAX_HIDDEN,
     MAX_PROCESSORS,
+    MAX_SPLITS,
     STATE_WORDS,
     STEP,
     STREAM_SPLITS,
@@ -141,8 +142,8 @@ def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -
         Buffer('sine', (ranks, head_dim // 2), f32),
         Buffer('state', (STATE_WORDS + ranks,), i32),
         Buffer('queries', (kv_heads, rows, head_dim), f16),
-        Buffer('partials', (STREAM_SPLITS, kv_heads, rows, head_dim), f16),
-        Buffer('extremes', (STREAM_SPLITS, kv_heads, rows, 2), f32),
+        Buffer('partials', (MAX_SPLITS, kv_heads, rows, head_dim), f16),
+        Buffer('extremes', (MAX_SPLITS, kv_heads, rows, 2), f32),
         Buffer('residual', (TOKENS, hidden), f32),
         Buffer('sums', (MAX_CHUNKS, TOKENS, hidden), f32),
         Buffer('normed', (TOKENS, hidden), f16),
@@ -154,6 +155,8 @@ def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -
         Buffer('candidate_rows', (MAX_CANDIDATES,), i32),
         Buffer('tokens', (max(ranks, TOKENS),), i32),
         Buffer('stream_residual', (hidden,), 'int64'),
+        Buffer('stream_partials', (2, STREAM_SPLITS, kv_heads, DECODE_ROWS, head_dim), f16),
+        Buffer('stream_extremes', (2, STREAM_SPLITS, kv_heads, DECODE_ROWS, 2), f32),
         Buffer('shares', (5 * (MAX_PROCESSORS + 1),), i32),
     ]
     if not config.tie_word_embeddings:
@@ -182,6 +185,12 @@ def rotary_tables(config, ranks: int) -> tuple[np.ndarray, np.ndarray]:
 def stream_blocks(config, processors: int) -> int:
     """Return how many blocks stream: each has to have a tile of gate and up."""
     return min(processors, tiles(2 * config.intermediate_size))
+
+
+def stream_splits(config, processors: int) -> int:
+    """Return in how many parts at most a stream attends to the keys of one head."""
+    heads = config.num_key_value_heads
+    return max(min(stream_blocks(config, processors) // heads, STREAM_SPLITS), 1)
 
 
 def stream_shares(config, processors: int) -> np.ndarray:

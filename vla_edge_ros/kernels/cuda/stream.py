@@ -9,8 +9,9 @@ A layer has five phases: normalise and project to queries, keys and values; atte
 attention together and project; normalise, gate and expand; contract. The head is one more. The
 residual is a fixed-point number to which blocks add in any order, so that equal input gives equal
 bits; its low bits count the steps that were added, so that a reader sees in the number itself
-whether it is complete. The activations of the MLP are likewise read until every word was written.
-Only around attention, and behind the head, do blocks count themselves in and wait for all.
+whether it is complete. What attention leaves and the activations of the MLP are likewise read until every
+word was written. Only before attention, and behind the head, do blocks count themselves in and
+wait for all.
 
 Instructions that run once a layer come from far away, so that code is shared by the phases, and
 what is needed rarely lies in shared memory rather than in registers, of which 168 are to be had.
@@ -27,11 +28,11 @@ from vla_edge_ros.kernels.cuda.constants import (
     BATCH,
     BULK_COPY,
     CONTEXT,
+    DECODE_ROWS,
     FIRST_ROW,
     FIRST_TOKEN,
     INNER_SCALE,
     MAX_HIDDEN,
-    STREAM_SPLITS,
     NUM_ROWS,
     STEP,
     STREAM_SUMS,
@@ -76,8 +77,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     await_all, finish, ask_for, again = parts.await_all, parts.finish, parts.ask_for, parts.again
     add_rows, choose, best_of_block = parts.add_rows, parts.choose, parts.best_of_block
     attend_split = parts.attend_split
-    embedding_index, rotary, query_row = (
-        device.embedding_index, device.rotary, device.query_row)
+    embedding_index, rotary = device.embedding_index, device.rotary
     store_qkv, swiglu = device.store_qkv, device.swiglu
     half_dim, head_steps = head_dim // 2, np.int32(head_dim // STEP)
     f32, i32, i64 = np.float32, np.int32, np.int64
@@ -119,6 +119,16 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         first = i32(first + steps)
 
     @cuda.jit(device=True)
+    def forget(partials, extremes, line, unwritten):
+        """Mark what a split of attention leaves as not written yet."""
+        for item in range(who(), DECODE_ROWS * half_dim, THREADS):
+            store_word(generic_address(partials, i64(line) * DECODE_ROWS * head_dim + 2 * item),
+                       unwritten)  # fmt: skip
+        item = who()
+        if item < DECODE_ROWS * 2:
+            store_word(generic_address(extremes, i64(line) * DECODE_ROWS * 2 + item), unwritten)
+
+    @cuda.jit(device=True)
     def batch_of(at, last, span, phase, tiles):
         """Return the first unit of a batch, how many they are, their head, and their steps."""
         unit = quotient(at, span)
@@ -154,7 +164,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
 
     @cuda.jit(device=True)
     def bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated, pairs,
-                   layer_ranks, ranks, kv_heads, qkv_tiles, depth):  # fmt: skip
+                   layer_ranks, ranks, kv_heads, most_splits, qkv_tiles, depth):  # fmt: skip
         """Ask for what the next layer reads besides weights, long before it waits for it."""
         layer += 1
         if phase != CONTRACT or layer == layers:
@@ -165,8 +175,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
         tile = quotient(low, depth)
         prefetch(first, stride, i32((quotient(high, depth) - tile) * 64),
                  generic_address(bias, i64((layer * qkv_tiles + tile) * 16)))  # fmt: skip
-        if block < kv_heads * STREAM_SPLITS:
-            split, kv = remainder(block, i32(STREAM_SPLITS)), quotient(block, i32(STREAM_SPLITS))
+        if block < kv_heads * most_splits:
+            split, kv = remainder(block, most_splits), quotient(block, most_splits)
             part = recall(i32(base + PART))
             begin = split * part
             size = (min(begin + part, rank + 1) - begin) * head_dim * 2
@@ -179,7 +189,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                       keys, values, rotated, pairs, queries, partials, extremes, cosine, sine,
                       state, order, embedding, residual, inner, logits, candidates, chosen_rows,
                       tokens, shares, layers, hidden, inner_size, heads, kv_heads, layer_slots,
-                      layer_ranks, ranks, query_rows, depth, wide, tiles, qkv_tiles, gate_tiles,
+                      layer_ranks, ranks, query_rows, most_splits, depth, wide, tiles, qkv_tiles, gate_tiles,
                       eps, share, num_tokens, stages, ahead, margin):  # fmt: skip
         x = cuda.shared.array(0, U16)
         floats = cuda.shared.array(0, F32)
@@ -210,7 +220,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                ahead, margin)  # fmt: skip
             return
 
-        # Blocks that have projected, attended, and chosen.
+        # Blocks that have projected and, behind it, those that have chosen.
         counter = generic_address(state, i64(ARRIVED))
         unwritten = i32(stream_ptx.UNWRITTEN)
         first, last = part_of(base, EXPAND)
@@ -218,6 +228,10 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
         for i in range(first + thread, last, THREADS):
             store_word(generic_address(inner, i64(2 * i)), unwritten)
             store_word(generic_address(inner, i64(inner_size + 2 * i)), unwritten)
+        item = block
+        while item < 2 * kv_heads * most_splits:
+            forget(partials, extremes, item, unwritten)
+            item = i32(item + blocks)
         goal, turn, token = i32(0), i32(0), state[FIRST_TOKEN]
         odd = i32(0)
         for step in range(num_tokens):
@@ -225,7 +239,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 rank = i32(state[CONTEXT] + step)
                 keep(i32(base + RANK), rank)
                 keep(i32(base + SLOT), order[rank])
-                keep(i32(base + PART), i32((rank + 16 * STREAM_SPLITS) // (16 * STREAM_SPLITS) * 16))
+                most = i32(16 * most_splits)
+                keep(i32(base + PART), i32(quotient(i32(rank + most), most) * 16))
             layer, phase = i32(0), i32(PROJECT)
             value, chosen = f32(-np.inf), NEVER
             while layer <= layers:
@@ -242,7 +257,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     ask_for(gain, 4 * again(hidden), base + 2 * again(hidden))
                 else:
                     bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated,
-                               pairs, layer_ranks, ranks, kv_heads, qkv_tiles, depth)  # fmt: skip
+                               pairs, layer_ranks, ranks, kv_heads, most_splits, qkv_tiles,
+                               depth)  # fmt: skip
                 # What is multiplied first is worked out before the wait.
                 at, last = part_of(base, phase)
                 span = depth
@@ -262,7 +278,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     if layer == 0 and phase == PROJECT:
                         source = generic_address(fixed, i64(again(hidden) * 3 >> 2))
                         if step > 0:
-                            await_all(counter + 8, i32(step * blocks))
+                            await_all(counter + 4, i32(step * blocks))
                             token = choose(candidates, chosen_rows, blocks, state[FIRST_ROW])
                             if block == 0 and who() == 0:
                                 tokens[step - 1] = token
@@ -274,24 +290,26 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     if layer == 0 and phase == PROJECT:
                         clear(i32(base + STREAM_SUMS), units)  # where the embedding was
                 elif phase == ATTEND:
-                    if block < kv_heads * STREAM_SPLITS:
-                        await_all(counter, i32(goal + blocks))
+                    goal = i32(goal + blocks)
+                    await_all(counter, goal)
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
+                    ordered = i64(layer) * layer_ranks
                     item = block
-                    while item < kv_heads * STREAM_SPLITS:
-                        split = remainder(item, i32(STREAM_SPLITS))
+                    while item < kv_heads * most_splits:
+                        line = i32(item + odd * kv_heads * most_splits)
+                        other = i32(item + (odd ^ 1) * kv_heads * most_splits)
+                        split, kv = remainder(item, most_splits), quotient(item, most_splits)
                         if split * part <= rank:
-                            ordered = i64(layer) * layer_ranks
                             attend_split(
-                                split, part, quotient(item, i32(STREAM_SPLITS)), rank + 1,
-                                generic_address(queries, i64(0)),
+                                split, part, kv, rank + 1, generic_address(queries, i64(0)),
                                 generic_address(rotated, ordered),
-                                generic_address(pairs, ordered), query_rows, ranks, partials,
-                                extremes, kv_heads, base)  # fmt: skip
-                            meet()
+                                generic_address(pairs, ordered), query_rows, ranks,
+                                partials, extremes, line, base)  # fmt: skip
+                        forget(partials, extremes, other, unwritten)
                         item = i32(item + blocks)
+                        if item < kv_heads * most_splits:
+                            meet()
                 elif phase == RETURN:
-                    await_all(counter + 4, i32(goal + blocks))
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
                     splits = quotient(i32(rank + part), part)
                     most = quotient(i32(quotient(last, head_steps) + tiles - 1), tiles) * head_dim
@@ -302,14 +320,16 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         lane = who() & 31
                         element, first = i32(k + 4 * (lane & 7)), lane >> 3
                         mixed = quotient(element, i32(head_dim))
-                        line = (first * kv_heads * query_rows
-                                + query_row(mixed, 0, heads, kv_heads, query_rows))  # fmt: skip
+                        group = quotient(heads, kv_heads)
+                        kv = quotient(mixed, group)
+                        line = ((odd * kv_heads + kv) * most_splits + first) * DECODE_ROWS
+                        line += mixed - kv * group
                         gather_parts(
                             generic_address(
                                 partials, i64(line) * head_dim + element - mixed * head_dim),
-                            i64(8 * head_dim * kv_heads * query_rows),
+                            i64(8 * head_dim * DECODE_ROWS),
                             generic_address(extremes, i64(line) * 2),
-                            i64(32 * kv_heads * query_rows), i32(splits - first),
+                            i64(32 * DECODE_ROWS), i32(splits - first),
                             i32(base + 2 * item + 8 * (lane & 7)))  # fmt: skip
                         k, item = i32(k + THREADS), item + THREADS
                     meet()
@@ -371,20 +391,16 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     value, chosen = best_of_block(base, floats, ints, value, chosen)
                     if who() == 0:
                         candidates[block], chosen_rows[block] = value, chosen
-                    finish(counter + 8)
+                    finish(counter + 4)
                 elif phase == PROJECT:
                     finish(counter)
-                elif phase == ATTEND:
-                    finish(counter + 4)
                 else:
                     meet()
-                if phase == RETURN:
-                    goal = i32(goal + blocks)
                 phase = i32(phase + 1)
                 if phase >= _LAYER_PHASES:
                     layer, phase = i32(layer + 1), i32(PROJECT)
         if block == 0:
-            await_all(counter + 8, i32(num_tokens * blocks))
+            await_all(counter + 4, i32(num_tokens * blocks))
             token = choose(candidates, chosen_rows, blocks, state[FIRST_ROW])
             if who() == 0:
                 tokens[num_tokens - 1] = token
@@ -393,5 +409,5 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     return [(
         'decode_stream', decode_stream,
         (a, a, a, a, a, fl, a, a, a, fl, ha, ha, ha, ha, ha, fl, fl, fl, it, it, ha, a, ha, fl, fl,
-         it, it, it, n, n, n, n, n, a, a, n, n, n, n, n, n, n, f, f, n, n, n, n),
+         it, it, it, n, n, n, n, n, a, a, n, n, n, n, n, n, n, n, f, f, n, n, n, n),
     )]  # fmt: skip

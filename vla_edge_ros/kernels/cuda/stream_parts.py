@@ -184,7 +184,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
 
     @jit
     def attend_split(split, part, kv, seen, queries, rotated, pairs, query_rows, ranks, partials,
-                     extremes, kv_heads, base):  # fmt: skip
+                     extremes, line, base):  # fmt: skip
         """Attend with one token's queries of a KV head to one split of its keys."""
         thread = who()
         warp, row, quad = thread >> 5, (thread & 31) >> 2, thread & 3
@@ -199,7 +199,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
             i32(base + ATTENTION_SUMS + (warp * 32 + row * 2) * 4),
         )  # fmt: skip
         meet()
-        line = (split * kv_heads + kv) * query_rows
+        line = line * DECODE_ROWS
         element = i32(4 * who())
         if element < DECODE_ROWS * head_dim:
             row = quotient(element, i32(head_dim))

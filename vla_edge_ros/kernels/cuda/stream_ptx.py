@@ -23,6 +23,8 @@ from vla_edge_ros.kernels.cuda.ptx import assembly, block_of
 from vla_edge_ros.kernels.cuda.tensor import _mma
 
 _I32, _I64, _F32 = types.int32, types.int64, types.float32
+UNWRITTEN = -1
+"""A word that was not written yet: no number, and no two float16, are rounded to it."""
 
 
 def single(value: float) -> str:
@@ -97,10 +99,6 @@ to_fixed = assembly(
     ]),
     (_F32, _I32), _I64)  # fmt: skip
 """``to_fixed(value, count)``: what adds a float32, and a count of steps, to the residual."""
-
-UNWRITTEN = -1
-"""A word of two float16 that was not written yet; no number is rounded to it."""
-
 
 clear = assembly(
     block_of([
@@ -190,22 +188,32 @@ def make_gather_parts():
     int64: bytes to its next; ``extremes`` int64: address of that split's (maximum, sum) float32,
     ``step`` int64: bytes to the next; ``num`` int32: splits, those before this lane's first
     taken off; ``out`` int32: address in shared memory of the four float16. All loads are under
-    way together.
+    way together, until none of the words is UNWRITTEN.
     """
     count = STREAM_SPLITS // 4
     lines = [
-        '.reg .pred p;', '.reg .b64 a, e;', f'.reg .b32 v<{2 * count}>, low, high;',
-        f'.reg .f32 m<{count}>, l<{count}>, w, top, other, all, x, s<4>;',
+        '.reg .pred p, ready;', '.reg .b64 a, e;',
+        f'.reg .b32 v<{2 * count}>, m<{count}>, l<{count}>, low, high;',
+        '.reg .f32 w, top, other, all, x, s<4>;',
         '.reg .b16 h<4>;', 'mov.b64 a, $0;', 'mov.b64 e, $2;',
     ]  # fmt: skip
     for part in range(count):
         lines += [
-            f'mov.f32 m{part}, 0fF149F2CA;', f'mov.f32 l{part}, 0f00000000;',
+            f'mov.b32 m{part}, 0fF149F2CA;', f'mov.b32 l{part}, 0;',
             f'mov.b32 v{2 * part}, 0;', f'mov.b32 v{2 * part + 1}, 0;',
-            f'setp.gt.s32 p, $4, {4 * part};',
-            f'@p ld.global.cg.v2.f32 {{m{part}, l{part}}}, [e];', 'add.s64 e, e, $3;',
-            f'@p ld.global.cg.v2.b32 {{v{2 * part}, v{2 * part + 1}}}, [a];', 'add.s64 a, a, $1;',
         ]  # fmt: skip
+    lines += ['AGAIN:', 'mov.b64 a, $0;', 'mov.b64 e, $2;', 'setp.eq.s64 ready, a, a;']
+    for part in range(count):
+        lines += [
+            f'setp.gt.s32 p, $4, {4 * part};',
+            f'@p ld.relaxed.gpu.global.v2.b32 {{m{part}, l{part}}}, [e];', 'add.s64 e, e, $3;',
+            f'@p ld.relaxed.gpu.global.v2.b32 {{v{2 * part}, v{2 * part + 1}}}, [a];',
+            'add.s64 a, a, $1;',
+        ]  # fmt: skip
+    for part in range(count):
+        for name in (f'm{part}', f'l{part}', f'v{2 * part}', f'v{2 * part + 1}'):
+            lines += [f'setp.ne.and.s32 ready, {name}, {UNWRITTEN}, ready;']
+    lines += ['@!ready bra AGAIN;']
     lines += ['mov.f32 top, m0;', *(f'max.f32 top, top, m{i};' for i in range(1, count))]
     for distance in (8, 16):
         lines += [f'shfl.sync.bfly.b32 other, top, {distance}, 31, 0xffffffff;',
@@ -357,8 +365,8 @@ def make_combine(head_dim: int):
         *(f'mul.f32 s{i}, s{i}, w;' for i in range(4)),
         *(f'cvt.rn.f16.f32 h{i}, s{i};' for i in range(4)),
         'mov.b32 low, {h0, h1};', 'mov.b32 high, {h2, h3};',
-        'st.global.v2.b32 [$2], {low, high};', 'setp.ne.s64 p, $3, 0;',
-        '@p st.global.v2.f32 [$3], {top, all};',
+        'st.relaxed.gpu.global.v2.b32 [$2], {low, high};', 'setp.ne.s64 p, $3, 0;',
+        '@p st.relaxed.gpu.global.v2.f32 [$3], {top, all};',
     ]  # fmt: skip
     return assembly(block_of(lines), (_I32, _I32, _I64, _I64))
 
