@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+import math
 from pathlib import Path
 import shutil
 import sys
@@ -16,7 +17,8 @@ from vla_edge_ros.kernels.cuda import available, compiler, driver, layout
 from vla_edge_ros.kernels.cuda.upload import upload
 from vla_edge_ros.kernels.memory_plan import total_bytes
 from vla_edge_ros.lab import bench_engine, kernel_table
-from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, random_weights, TINY
+from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, QWEN_3B, random_weights, TINY
+from vla_edge_ros.policy.weights import expected_shapes
 
 
 def random(*shape):
@@ -158,6 +160,42 @@ def test_spills_of_the_hot_path_are_reported():
                for line in kernel_table.describe((9, 0), 128, program))
 
 
+def test_what_the_linker_says_of_spills_is_read_for_the_right_kernel():
+    log = (
+        "ptxas info : Compiling entry function 'calm' for 'sm_90'\n"
+        'ptxas info : Function properties for calm\n'
+        'ptxas . 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n'
+        'ptxas info : Function properties for full\n'
+        'ptxas . 560 bytes stack frame, 716 bytes spill stores, 1204 bytes spill loads\n'
+        "info : Function properties for 'full':\ninfo : used 168 registers, 1024 bytes smem\n"
+        "info : Function properties for 'calm':\ninfo : used 52 registers, 0 bytes smem\n")
+    assert compiler._resources(log, {'a': 'calm', 'b': 'full'}) == {
+        'a': compiler.Resources(52, 0, 0), 'b': compiler.Resources(168, 1024, 1920)}
+    with pytest.raises(RuntimeError, match='says nothing about c'):
+        compiler._resources(log, {'c': 'other'})
+
+
+@pytest.mark.parametrize('config', [TINY, QWEN_0_5B, QWEN_1_5B, QWEN_3B])
+@pytest.mark.parametrize('processors', [20, 46, 132, 188])
+def test_the_blocks_of_a_stream_share_every_matrix_evenly_and_without_a_gap(config, processors):
+    shares = layout.stream_shares(config, processors)
+    layer = sum(math.prod(shape) for name, shape in expected_shapes(config).items()
+                if 'layers.0.' in name and len(shape) == 2)  # fmt: skip
+    assert shares[:, 0].tolist() == [0] * 5
+    assert shares[:, -1].sum() * 16 * 32 == layer  # a step is sixteen rows of 32 weights
+    steps = np.diff(shares, axis=1)
+    assert steps.min() >= 0 and steps[3].min() > 0
+    depth = config.hidden_size // 32
+    assert steps.sum(0).max() <= -(-shares[:, -1].sum() // steps.shape[1]) + depth
+
+
+def test_a_stream_is_refused_where_its_rows_do_not_fit_shared_memory():
+    assert layout.can_stream(QWEN_1_5B, 132)
+    assert not layout.can_stream(replace(QWEN_1_5B, hidden_size=2304), 132)
+    assert not layout.can_stream(replace(QWEN_1_5B, intermediate_size=16384), 132)
+    assert not layout.can_stream(replace(QWEN_1_5B, num_key_value_heads=1), 132)
+
+
 @pytest.mark.parametrize(('capability', 'config'), [((7, 5), TINY), ((9, 0), QWEN_0_5B)])
 def test_the_compiler_makes_every_kernel_without_a_gpu(capability, config):
     pytest.importorskip('numba_cuda', reason='no CUDA compiler; make kernels installs it')
@@ -169,7 +207,9 @@ def test_the_compiler_makes_every_kernel_without_a_gpu(capability, config):
         *(('compiling kernel', number, kernels) for number in range(1, kernels + 1)),
         ('linking the kernels', 1, 1)]
     assert program.cubin[:4] == b'\x7fELF'
-    assert set(program.entries) == set(program.resources) >= compiler.HOT
+    streams = {'decode_stream'} if capability >= (9, 0) else set()
+    assert set(program.entries) == set(program.resources) >= compiler.HOT - {'decode_stream'}
+    assert set(program.entries) & {'decode_stream'} == streams
     assert not kernel_table.spilling(program)
     # Two blocks of eight warps have to fit a processor's 65,536 registers.
     assert program.resources['decode_mlp'].registers <= 128

@@ -31,7 +31,8 @@ def describe(capability: tuple[int, int], head_dim: int, program: Program) -> li
 
 def spilling(program: Program) -> list[str]:
     """Return the kernels of the hot path that spill."""
-    return [name for name in sorted(HOT) if program.resources[name].spill_bytes]
+    return [name for name in sorted(HOT & set(program.resources))
+            if program.resources[name].spill_bytes]  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from vla_edge_ros.progress import no_progress, Progress
 
 HOT = frozenset({
     'decode_qkv', 'decode_attention', 'decode_output', 'decode_mlp', 'decode_down', 'decode_head',
-    'prefill_qkv', 'prefill_attention', 'prefill_mlp', 'prefill_partial',
+    'prefill_qkv', 'prefill_attention', 'prefill_mlp', 'prefill_partial', 'decode_stream',
 })  # fmt: skip
 _COMPILERS = (
     'numba-cuda', 'numba', 'llvmlite', 'nvidia-nvvm', 'nvidia-nvjitlink', 'nvidia-nvjitlink-cu12',
@@ -183,14 +183,13 @@ def _resources(log: str, entries: dict[str, str]) -> dict[str, Resources]:
     """Read the linker's report on every entry."""
     found = {}
     for name, entry in entries.items():
-        parts = [part.partition('\n')[2][:600] for part in log.split(f"'{entry}'")[1:]]
-        text = '\n'.join(part.partition('_ZN')[0] for part in parts)
-        registers = re.search(r'[Uu]sed (\d+) registers', text)
-        shared = re.search(r'(\d+) bytes smem', text)
-        spills = re.search(r'(\d+) bytes spill stores, (\d+) bytes spill loads', text)
-        if not registers:
+        spills = re.search(
+            rf'properties for {entry}\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads', log)
+        rest = re.search(rf"properties for '{entry}':\n(.*)", log)
+        registers = rest and re.search(r'used (\d+) registers', rest[1])
+        shared = rest and re.search(r'(\d+) bytes smem', rest[1])
+        if not (spills and registers):
             raise RuntimeError(f'the linker says nothing about {name}')
         found[name] = Resources(
-            int(registers[1]), int(shared[1]) if shared else 0,
-            int(spills[1]) + int(spills[2]) if spills else 0)
+            int(registers[1]), int(shared[1]) if shared else 0, int(spills[1]) + int(spills[2]))
     return found

@@ -24,8 +24,13 @@ SUM_PADDING = 8
 STATE_WORDS = 16
 CONTEXT, NEW_TOKENS, FIRST_TOKEN, FIRST_ROW, NUM_ROWS, ARRANGE_FROM, ARRIVED = range(7)
 """Words of the state: context slots, new tokens, the token fed first, the rows of the head to
-choose from, the first rank to arrange, and how often a block of the stream has projected and,
-behind it, chosen; the slot of each rank follows behind STATE_WORDS."""
+choose from, the first rank to arrange, and of the stream how often a block has projected and, in
+the word behind, chosen."""
+SPOILED = 8
+"""The word that says that a number left the range of the stream; the slot of each rank follows
+behind STATE_WORDS."""
+AHEAD = 2
+"""Stages of weights under way to a block of the stream; what else is read queues behind more."""
 MAX_SPLITS = 16
 """Parts the keys of one head are attended in."""
 STREAM_SPLITS = 64
@@ -57,7 +62,9 @@ STREAM_SUMS = STREAM_SCRATCH - BATCH * SUMS * 4
 """Where in the scratch the sums of a batch lie."""
 BARRIER_BYTES = 16 * MAX_STAGES
 FIXED_SCALE = 2.0**26
-"""Of the residual of a stream: fixed point, so that no order of additions changes a bit."""
+FIXED_RANGE = 2.0**24
+"""Of the residual of a stream: fixed point, so that no order of additions changes a bit; and how
+large what is added to it may be."""
 COUNT_BITS = 12
 """Below it: how many steps of products were added, which tells a reader that it is complete."""
 MAX_PROCESSORS = 256

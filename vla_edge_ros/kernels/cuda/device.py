@@ -211,7 +211,8 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
 
     names = (
         block_sum, fragment_index, embedding_index, share, bring, bring_weights, copy_row,
-        add_sums, query_row, rotary, store_qkv, split_size, mixing_shares, mix_four, swiglu, best_of,
+        add_sums, query_row, rotary, store_qkv, split_size, mixing_shares, mix_four, swiglu,
+        best_of,
     )  # fmt: skip
     functions = {function.__name__: function for function in names}
     signal, wait = ptx.make_launch_control(capability)

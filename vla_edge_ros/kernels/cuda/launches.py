@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from vla_edge_ros.kernels.cuda import layout
 from vla_edge_ros.kernels.cuda.constants import (
+    AHEAD,
     DECODE_ROWS,
     INNER_SCALE,
     MAX_CANDIDATES,
@@ -25,6 +26,14 @@ from vla_edge_ros.kernels.cuda.driver import Device, Launch
 _CACHE = 'ppppp'
 PREFILL_BLOCKS = 2
 """Blocks of a product that share a processor."""
+DEEP = 64
+"""Steps from which a block of a prefill takes several tiles of a chunk."""
+
+
+def _chunks(tiles: int, steps: int, blocks: int) -> int:
+    """Return in how many chunks a prefill splits the depth of a product onto the residual."""
+    rounds = 4 if steps > DEEP else 1
+    return max(min(rounds * blocks // tiles, MAX_CHUNKS, steps // WARPS), 1)
 
 
 class Launches:
@@ -141,17 +150,16 @@ class Launches:
                 at['sums'], shared=2 * inner),
         ]  # fmt: skip
 
-    def stream(self, num_tokens: int, stages: int = 0, ahead: int = 2, margin: int = 0) -> Launch:
+    def stream(self, num_tokens: int) -> Launch:
         """Decode all tokens in one launch; see ``stream.py``."""
         at, config = self._at, self._config
-        most = (self._device.attribute('MAX_SHARED_MEMORY_PER_BLOCK_OPTIN')
-                - STREAM_SCRATCH - STREAM_EXTRA) // STAGE_BYTES  # fmt: skip
         per_slot = config.num_key_value_heads * config.head_dim
-        stages = min(stages or MAX_STAGES, most, MAX_STAGES)
+        room = self._device.attribute('MAX_SHARED_MEMORY_PER_BLOCK_OPTIN')
+        stages = min((room - STREAM_SCRATCH - STREAM_EXTRA) // STAGE_BYTES, MAX_STAGES)
         return self._device.prepare(
             'decode_stream', (layout.stream_blocks(config, self._processors),), THREADS + 32,
             'ppppp' + 'pppp' + 'pppp' + 'ppp' + 'pp' + 'pp' + 'p' + 'pp' + 'ppp' + 'pp'
-            + 'iiiii' + 'pp' + 'iiiiiiii' + 'ff' + 'iiii',
+            + 'iiiii' + 'pp' + 'iiiiiiii' + 'ff' + 'iii',
             at['qkv'], at['output'], at['gate_up'], at['down'], at['head'],
             at['qkv_bias'], at['attention_norm'], at['mlp_norm'], at['final_norm'],
             at['keys'], at['values'], at['rotated'], at['pairs'],
@@ -162,10 +170,10 @@ class Launches:
             config.num_attention_heads, config.num_key_value_heads,
             self._slots * per_slot, self._ranks * per_slot, self._ranks,
             layout.query_rows(config, TOKENS), layout.stream_splits(config, self._processors),
-            config.hidden_size // STEP, config.intermediate_size // STEP, self._tiles['output'], self._tiles['qkv'],
-            self._tiles['gate_up'], config.rms_norm_eps, 1 / config.hidden_size, num_tokens, stages,
-            ahead, margin, shared=STREAM_SCRATCH + STREAM_EXTRA + stages * STAGE_BYTES,
-            cooperative=True)
+            config.hidden_size // STEP, config.intermediate_size // STEP, self._tiles['output'],
+            self._tiles['qkv'], self._tiles['gate_up'], config.rms_norm_eps,
+            1 / config.hidden_size, num_tokens, stages, AHEAD,
+            shared=STREAM_SCRATCH + STREAM_EXTRA + stages * STAGE_BYTES, cooperative=True)
 
     def prefill(self) -> list[list[Launch]]:
         """Return the launches of each layer; the first of the one behind completes its sum."""
@@ -176,14 +184,14 @@ class Launches:
         tiles = self._tiles
         blocks = PREFILL_BLOCKS * self._processors
         down, output = (
-            min(max(-(-blocks // tiles['output']), -(-depth // STEP // 64)), MAX_CHUNKS)
+            _chunks(tiles['output'], depth // STEP, blocks)
             for depth in (inner, config.query_size))
 
         def partial(name, layer, depth, chunks, x, factor):
+            grid = min(tiles['output'] * chunks, blocks // chunks * chunks)
             return prepare(
-                'prefill_partial', (min(tiles['output'] * chunks, 2 * blocks),), THREADS,
-                'piiipfp', self.layer(name, layer), tiles['output'], depth // STEP, chunks, x,
-                factor, at['sums'])
+                'prefill_partial', (grid,), THREADS, 'piiipfp', self.layer(name, layer),
+                tiles['output'], depth // STEP, chunks, x, factor, at['sums'])
 
         plan = []
         for layer in range(config.num_hidden_layers):

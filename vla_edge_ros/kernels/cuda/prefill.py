@@ -26,10 +26,11 @@ from vla_edge_ros.kernels.cuda.constants import (
 )
 from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, ZERO
 
-DEPTH = 4
-"""Steps of weights a warp has under way."""
+DEPTH, WIDE_DEPTH = 4, 3
+"""Steps of weights a warp has under way, and with the many rows of gate and up."""
 _ROW = TOKENS + SUM_PADDING
-_BOTH_SUMS, _SHARES = 2 * WARPS * 16 * _ROW, MAX_HEADS * MAX_SPLITS
+_SUMS, _SHARES = WARPS * 16 * _ROW, MAX_HEADS * MAX_SPLITS
+_BOTH_SUMS = 2 * _SUMS
 _INNER = np.float32(INNER_SCALE)
 
 
@@ -38,7 +39,6 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
     to_half, inverse_root = ptx.to_half, ptx.inverse_root
     quotient, remainder, ratio = ptx.quotient, ptx.remainder, ptx.ratio
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
-    products = tensor.make_products(TOKENS, DEPTH, capability)
     half_dim = head_dim // 2
     signal, wait, arrived = device.signal, device.wait, device.arrived
     share, bring_weights, rotary = device.share, device.bring_weights, device.rotary
@@ -48,32 +48,34 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
     fragment_index = device.fragment_index
     f32, i32, i64 = np.float32, np.int32, np.int64
 
-    @cuda.jit(device=True)
-    def multiply(weights, tile, steps, first, stop, x, sums):
-        """
-        Leave the eight warps' shares of a tile in ``sums`` [2, WARPS, 16, padded TOKENS].
+    def make_multiply(depth):
+        products = tensor.make_products(TOKENS, depth, capability)
 
-        Tiles take turns, so that a warp may begin the next one while others still add this one.
-        """
-        thread = cuda.threadIdx.x
-        warp, lane = thread >> 5, thread & 31
-        low = first + (stop - first) * warp // WARPS
-        high = first + (stop - first) * (warp + 1) // WARPS
-        products(
-            weights + (i64(tile) * steps + low) * TILE_BYTES + lane * 16,
-            x + low * (TOKEN_TILES * FRAGMENT_BYTES) + lane * 16,
-            i32(high - low),
-            shared_address(
-                sums, i32(((tile & 1) * WARPS * 16 + warp * 16 + (lane >> 2)) * _ROW
-                          + (lane & 3) * 2)),
-        )
-        cuda.syncthreads()
+        @cuda.jit(device=True)
+        def multiply(weights, tile, steps, first, stop, x, sums, half):
+            """Leave the eight warps' shares of a tile in a half of ``sums`` [WARPS, 16, _ROW]."""
+            thread = cuda.threadIdx.x
+            warp, lane = thread >> 5, thread & 31
+            low = first + (stop - first) * warp // WARPS
+            high = first + (stop - first) * (warp + 1) // WARPS
+            row = (half * WARPS + warp) * 16 + (lane >> 2)
+            products(
+                weights + (i64(tile) * steps + low) * TILE_BYTES + lane * 16,
+                x + low * (TOKEN_TILES * FRAGMENT_BYTES) + lane * 16,
+                i32(high - low),
+                shared_address(sums, i32(row * _ROW + (lane & 3) * 2)),
+            )
+            cuda.syncthreads()
+
+        return multiply
+
+    multiply, multiply_wide = make_multiply(DEPTH), make_multiply(WIDE_DEPTH)
 
     @cuda.jit(device=True)
-    def total(sums, tile, row, token):
+    def total(sums, half, row, token):
         value = ZERO
         for warp in range(WARPS):
-            value += sums[((tile & 1) * WARPS * 16 + warp * 16 + row) * _ROW + token]
+            value += sums[((half * WARPS + warp) * 16 + row) * _ROW + token]
         return value
 
     def prefill_norm(residual, sums, num_sums, gain, eps, size, state, x, hidden, keep):
@@ -103,7 +105,7 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
 
     def prefill_qkv(weights, tiles, steps, x, bias, cosine, sine, state, order, keys, values,
                     rotated, pairs, queries, heads, kv_heads, ranks, query_rows):  # fmt: skip
-        sums = cuda.shared.array(_BOTH_SUMS, F32)
+        sums = cuda.shared.array(_SUMS, F32)
         bring_weights(weights, tiles, steps, 1)
         first, stop, low, high = share(tiles, steps, 1)
         row, token = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
@@ -112,14 +114,15 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         wait()
         signal()
         for tile in range(first, stop):
-            multiply(weights, tile, steps, low, high, x, sums)
+            multiply(weights, tile, steps, low, high, x, sums, 0)
             if token < tokens:
                 place = tile * 16 + row
                 turn = rank * half_dim + rotary(tile, row)
-                store_qkv(tile, row, token, total(sums, tile, row, token) + bias[place],
-                          total(sums, tile, row + 8, token) + bias[place + 8], rank, cosine[turn],
+                store_qkv(tile, row, token, total(sums, 0, row, token) + bias[place],
+                          total(sums, 0, row + 8, token) + bias[place + 8], rank, cosine[turn],
                           sine[turn], order[rank], keys, values, rotated, pairs, queries, heads,
                           kv_heads, ranks, query_rows)  # fmt: skip
+            cuda.syncthreads()
 
     def prefill_mix(partials, extremes, state, heads, kv_heads, query_rows, warps, x):
         """Put the splits of attention together, one token a block, in fragment order."""
@@ -138,19 +141,24 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
             mix_four(k, token, splits, partials, heads, kv_heads, query_rows, shares, out)
 
     def prefill_mlp(weights, tiles, steps, x, inner):
-        sums = cuda.shared.array(_BOTH_SUMS, F32)
+        sums = cuda.shared.array(_SUMS, F32)
         bring_weights(weights, tiles, steps, 1)
         first, stop, low, high = share(tiles, steps, 1)
         wait()
         signal()
         for tile in range(first, stop):
-            multiply(weights, tile, steps, low, high, x, sums)
+            multiply_wide(weights, tile, steps, low, high, x, sums, 0)
             row, token = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
-            value = swiglu(total(sums, tile, row, token), total(sums, tile, row + 8, token)) * _INNER
-            inner[fragment_index(token, tile * 8 + row)] = to_half(value)
+            value = swiglu(total(sums, 0, row, token), total(sums, 0, row + 8, token))
+            inner[fragment_index(token, tile * 8 + row)] = to_half(value * _INNER)
+            cuda.syncthreads()
 
     def prefill_partial(weights, tiles, steps, chunks, x, factor, partials):
-        """Multiply in ``chunks`` of the depth, each to a sum of its own."""
+        """
+        Multiply in ``chunks`` of the depth, each to a sum of its own.
+
+        A warp may begin the next tile while others still add this one.
+        """
         sums = cuda.shared.array(_BOTH_SUMS, F32)
         bring_weights(weights, tiles, steps, chunks)
         first, stop, low, high = share(tiles, steps, chunks)
@@ -158,11 +166,11 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         wait()
         signal()
         for tile in range(first, stop):
-            multiply(weights, tile, steps, low, high, x, sums)
+            multiply(weights, tile, steps, low, high, x, sums, tile & 1)
             row, token = cuda.threadIdx.x & 15, cuda.threadIdx.x >> 4
             for more in (0, TOKENS // 2):
                 place = (base + token + more) * tiles * 16 + tile * 16 + row
-                partials[place] = total(sums, tile, row, token + more) * factor
+                partials[place] = total(sums, tile & 1, row, token + more) * factor
 
     fl, ha, it, n, a, f = FLOATS, HALVES, INTS, I32, I64, types.float32
     cache = (fl, ha, ha, ha, ha)  # keys, values, rotated, pairs, queries

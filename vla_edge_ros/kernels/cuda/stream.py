@@ -9,9 +9,9 @@ A layer has five phases: normalise and project to queries, keys and values; atte
 attention together and project; normalise, gate and expand; contract. The head is one more. The
 residual is a fixed-point number to which blocks add in any order, so that equal input gives equal
 bits; its low bits count the steps that were added, so that a reader sees in the number itself
-whether it is complete. What attention leaves and the activations of the MLP are likewise read until every
-word was written. Only before attention, and behind the head, do blocks count themselves in and
-wait for all.
+whether it is complete. What attention leaves and the activations of the MLP are likewise read
+until every word was written. Only before attention, and behind the head, do blocks count
+themselves in and wait for all.
 
 Instructions that run once a layer come from far away, so that code is shared by the phases, and
 what is needed rarely lies in shared memory rather than in registers, of which 168 are to be had.
@@ -25,7 +25,6 @@ from vla_edge_ros.kernels.cuda import ptx, stream_ptx
 from vla_edge_ros.kernels.cuda.constants import (
     ARRIVED,
     BARRIER_BYTES,
-    BATCH,
     BULK_COPY,
     CONTEXT,
     DECODE_ROWS,
@@ -34,27 +33,32 @@ from vla_edge_ros.kernels.cuda.constants import (
     INNER_SCALE,
     MAX_HIDDEN,
     NUM_ROWS,
+    SPOILED,
     STEP,
     STREAM_SUMS,
     THREADS,
-    TILE_BYTES,
     WARPS,
 )
 from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, ONE, U16, ZERO
 from vla_edge_ros.kernels.cuda.stream_parts import (
+    ATTEND,
+    CHOOSE,
+    CONTRACT,
     define_parts,
+    DONE,
+    EXPAND,
+    LAYER_PHASES,
     NEVER,
     PART,
     PLAN,
+    PROJECT,
     RANK,
+    RETURN,
     RING,
     SLOT,
     SMALL,
 )
 
-PROJECT, ATTEND, RETURN, EXPAND, CONTRACT, CHOOSE = range(6)
-"""Phases of a layer, and of the head."""
-_LAYER_PHASES = 5
 _INNER, _OUTER = np.float32(INNER_SCALE), np.float32(1 / INNER_SCALE)
 
 
@@ -62,7 +66,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     """Return (name, function, argument types) of the kernel; none before compute capability 9."""
     if capability < BULK_COPY:
         return []
-    to_half, to_float, prefetch, moved = ptx.to_half, ptx.to_float, ptx.prefetch, ptx.moved
+    to_half, to_float, moved = ptx.to_half, ptx.to_float, ptx.moved
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
     quotient, remainder = ptx.quotient, ptx.remainder
     _, arrived = ptx.make_copy(capability)
@@ -70,74 +74,19 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     meet, store_long, to_fixed = stream_ptx.meet, stream_ptx.store_long, stream_ptx.to_fixed
     store_word = stream_ptx.store_word
     collect, clear = stream_ptx.make_collect(STREAM_SUMS), stream_ptx.clear
-    keep, recall, who = stream_ptx.keep, stream_ptx.recall, stream_ptx.who
+    keep, recall = stream_ptx.keep, stream_ptx.recall
+    who, again, again_long = stream_ptx.who, stream_ptx.again, stream_ptx.again_long
     normalise, gather_parts = stream_ptx.make_normalise(MAX_HIDDEN), stream_ptx.make_gather_parts()
     parts = define_parts(capability, head_dim)
-    feed, part_of, multiply, sum_of = parts.feed, parts.part_of, parts.multiply, parts.sum_of
-    await_all, finish, ask_for, again = parts.await_all, parts.finish, parts.ask_for, parts.again
+    part_of, multiply, sum_of = parts.part_of, parts.multiply, parts.sum_of
+    await_all, finish, ask_for = parts.await_all, parts.finish, parts.ask_for
     add_rows, choose, best_of_block = parts.add_rows, parts.choose, parts.best_of_block
-    attend_split = parts.attend_split
+    attend_split, stream_weights = parts.attend_split, parts.stream_weights
+    forget, bring_next, batch_of = parts.forget, parts.bring_next, parts.batch_of
     embedding_index, rotary = device.embedding_index, device.rotary
     store_qkv, swiglu = device.store_qkv, device.swiglu
     half_dim, head_steps = head_dim // 2, np.int32(head_dim // STEP)
     f32, i32, i64 = np.float32, np.int32, np.int64
-
-    @cuda.jit(device=True)
-    def stream_weights(qkv, output, gate_up, down, head, base, layers, depth, wide, tiles,
-                       qkv_tiles, gate_tiles, across, num_tokens, stages, ahead,
-                       margin):  # fmt: skip
-        """Copy this block's share of all weights, in the order of use; one thread."""
-        at = (i32(0), i32(0), i32(0), i32(0), i32(0))
-        for _ in range(num_tokens):
-            for layer in range(layers + 1):
-                for phase in range(_LAYER_PHASES):
-                    if layer == layers:
-                        if phase > 0:
-                            break
-                        phase = i32(CHOOSE)
-                    first, last = part_of(base, phase)
-                    while first < last:
-                        steps, unit, jump = i32(last - first), i32(0), i64(0)
-                        if phase == PROJECT:
-                            source = qkv + (i64(layer) * (qkv_tiles * depth) + first) * TILE_BYTES
-                        elif phase == RETURN:
-                            unit, jump = head_steps, i64(across) * TILE_BYTES
-                            tile = quotient(first, head_steps)
-                            one = quotient(tile, tiles)
-                            steps = i32(min(last, (one + 1) * tiles * head_steps) - first)
-                            source = output + ((i64(layer) * tiles + tile - one * tiles) * across
-                                               + one * head_steps) * TILE_BYTES  # fmt: skip
-                        elif phase == EXPAND:
-                            source = gate_up + (
-                                i64(layer) * (gate_tiles * depth) + first) * TILE_BYTES
-                        elif phase == CONTRACT:
-                            source = down + (i64(layer) * (tiles * wide) + first) * TILE_BYTES
-                        else:
-                            source = head + i64(first) * TILE_BYTES
-                        at = feed(at, i32(base + RING), stages, ahead, margin, source, steps,
-                                  unit, jump)  # fmt: skip
-                        first = i32(first + steps)
-
-    @cuda.jit(device=True)
-    def forget(partials, extremes, line, unwritten):
-        """Mark what a split of attention leaves as not written yet."""
-        for item in range(who(), DECODE_ROWS * half_dim, THREADS):
-            store_word(generic_address(partials, i64(line) * DECODE_ROWS * head_dim + 2 * item),
-                       unwritten)  # fmt: skip
-        item = who()
-        if item < DECODE_ROWS * 2:
-            store_word(generic_address(extremes, i64(line) * DECODE_ROWS * 2 + item), unwritten)
-
-    @cuda.jit(device=True)
-    def batch_of(at, last, span, phase, tiles):
-        """Return the first unit of a batch, how many they are, their head, and their steps."""
-        unit = quotient(at, span)
-        units = i32(min(quotient(i32(last + span - 1), span), i32(unit + BATCH)) - unit)
-        one = i32(0)
-        if phase == RETURN:
-            one = quotient(unit, tiles)
-            units = min(units, i32((one + 1) * tiles - unit))
-        return unit, units, one, i32(min(last, i32((unit + units) * span)) - at)
 
     @cuda.jit(device=True)
     def turns_of(phase, layer, unit, units, base, qkv_tiles, bias, cosine, sine):
@@ -162,35 +111,12 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 if is_first:
                     store_long(residual + i64(j) * 8, value)
 
-    @cuda.jit(device=True)
-    def bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated, pairs,
-                   layer_ranks, ranks, kv_heads, most_splits, qkv_tiles, depth):  # fmt: skip
-        """Ask for what the next layer reads besides weights, long before it waits for it."""
-        layer += 1
-        if phase != CONTRACT or layer == layers:
-            return
-        first, stride = i32(who() * 128), i32(THREADS * 128)
-        rank = recall(i32(base + RANK))
-        low, high = part_of(base, PROJECT)
-        tile = quotient(low, depth)
-        prefetch(first, stride, i32((quotient(high, depth) - tile) * 64),
-                 generic_address(bias, i64((layer * qkv_tiles + tile) * 16)))  # fmt: skip
-        if block < kv_heads * most_splits:
-            split, kv = remainder(block, most_splits), quotient(block, most_splits)
-            part = recall(i32(base + PART))
-            begin = split * part
-            size = (min(begin + part, rank + 1) - begin) * head_dim * 2
-            if size > 0:
-                place = i64(layer) * layer_ranks + (i64(kv) * ranks + begin) * head_dim
-                prefetch(first, stride, i32(size), generic_address(rotated, place))
-                prefetch(first, stride, i32(size), generic_address(pairs, place))
-
     def decode_stream(qkv, output, gate_up, down, head, bias, attention_norm, mlp_norm, final_norm,
                       keys, values, rotated, pairs, queries, partials, extremes, cosine, sine,
                       state, order, embedding, residual, inner, logits, candidates, chosen_rows,
                       tokens, shares, layers, hidden, inner_size, heads, kv_heads, layer_slots,
-                      layer_ranks, ranks, query_rows, most_splits, depth, wide, tiles, qkv_tiles, gate_tiles,
-                      eps, share, num_tokens, stages, ahead, margin):  # fmt: skip
+                      layer_ranks, ranks, query_rows, most_splits, depth, wide, tiles, qkv_tiles,
+                      gate_tiles, eps, share, num_tokens, stages, ahead):  # fmt: skip
         x = cuda.shared.array(0, U16)
         floats = cuda.shared.array(0, F32)
         ints = cuda.shared.array(0, I32)
@@ -198,16 +124,17 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
         base = shared_address(x, i32(0))
         ring = i32(base + RING)
         thread, block, blocks = who(), i32(cuda.blockIdx.x), i32(cuda.gridDim.x)
-        if thread < 2 * _LAYER_PHASES:
+        if thread < 2 * LAYER_PHASES:
             keep(i32(base + PLAN + 4 * thread),
                  shares[(thread >> 1) * (blocks + 1) + block + (thread & 1)])  # fmt: skip
-        elif thread < 2 * _LAYER_PHASES + 2:
+        elif thread < 2 * LAYER_PHASES + 2:
             first = state[FIRST_ROW] >> 4
             count = ((state[FIRST_ROW] + state[NUM_ROWS] + 15) >> 4) - first
             index = i32(block + (thread & 1))
             keep(i32(base + PLAN + 4 * thread),
                  i32((first + quotient(i32(count * index), blocks)) * depth))  # fmt: skip
         elif thread == 32:
+            keep(i32(base + DONE), i32(0))
             for stage in range(stages):
                 make_barrier(i32(ring - BARRIER_BYTES + stage * 16), i32(1))
                 make_barrier(i32(ring - BARRIER_BYTES + stage * 16 + 8), i32(WARPS))
@@ -217,11 +144,12 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
             if thread == THREADS:
                 stream_weights(qkv, output, gate_up, down, head, base, layers, depth, wide, tiles,
                                qkv_tiles, gate_tiles, i32(heads * head_steps), num_tokens, stages,
-                               ahead, margin)  # fmt: skip
+                               ahead)  # fmt: skip
             return
 
         # Blocks that have projected and, behind it, those that have chosen.
         counter = generic_address(state, i64(ARRIVED))
+        spoiled = generic_address(state, i64(SPOILED))
         unwritten = i32(stream_ptx.UNWRITTEN)
         first, last = part_of(base, EXPAND)
         first, last = quotient(first, depth) * 4, quotient(last, depth) * 4
@@ -232,11 +160,10 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
         while item < 2 * kv_heads * most_splits:
             forget(partials, extremes, item, unwritten)
             item = i32(item + blocks)
-        goal, turn, token = i32(0), i32(0), state[FIRST_TOKEN]
-        odd = i32(0)
-        for step in range(num_tokens):
+        goal, turn, odd = i32(0), i32(0), i32(0)
+        while recall(i32(again(base) + DONE)) < num_tokens:
             if who() == 0:
-                rank = i32(state[CONTEXT] + step)
+                rank = i32(state[CONTEXT] + recall(i32(again(base) + DONE)))
                 keep(i32(base + RANK), rank)
                 keep(i32(base + SLOT), order[rank])
                 most = i32(16 * most_splits)
@@ -251,7 +178,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     gain = attention_norm
                     if phase == EXPAND:
                         gain = mlp_norm
-                    gain += i64(layer) * hidden * 4
+                    gain += i64(layer) * (4 * again(hidden))
                     if phase == CHOOSE:
                         gain = final_norm
                     ask_for(gain, 4 * again(hidden), base + 2 * again(hidden))
@@ -272,16 +199,19 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 bias_low, bias_high, c, s = turns_of(
                     phase, layer, unit, units, base, qkv_tiles, bias, cosine, sine)
                 if normed:
-                    source, count = residual, i32(layer * (heads * head_steps + wide))
+                    source = residual
+                    count = i32(layer * (again(heads) * head_steps + again(wide)))
                     if phase == EXPAND:
                         count = i32(count + heads * head_steps)
                     if layer == 0 and phase == PROJECT:
                         source = generic_address(fixed, i64(again(hidden) * 3 >> 2))
-                        if step > 0:
-                            await_all(counter + 4, i32(step * blocks))
-                            token = choose(candidates, chosen_rows, blocks, state[FIRST_ROW])
+                        token, done = state[FIRST_TOKEN], recall(i32(again(base) + DONE))
+                        if done > 0:
+                            await_all(counter + 4, i32(done * blocks))
+                            token = choose(
+                                candidates, chosen_rows, again(blocks), state[FIRST_ROW], spoiled)
                             if block == 0 and who() == 0:
-                                tokens[step - 1] = token
+                                tokens[done - 1] = token
                         embed(base, fixed, embedding, token, hidden, residual, block == 0)
                         meet()
                     arrived()
@@ -293,11 +223,11 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     goal = i32(goal + blocks)
                     await_all(counter, goal)
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
-                    ordered = i64(layer) * layer_ranks
-                    item = block
-                    while item < kv_heads * most_splits:
-                        line = i32(item + odd * kv_heads * most_splits)
-                        other = i32(item + (odd ^ 1) * kv_heads * most_splits)
+                    ordered = i64(layer) * again_long(layer_ranks)
+                    item, items = block, i32(again(kv_heads) * most_splits)
+                    while item < items:
+                        line = i32(item + odd * items)
+                        other = i32(item + (odd ^ 1) * items)
                         split, kv = remainder(item, most_splits), quotient(item, most_splits)
                         if split * part <= rank:
                             attend_split(
@@ -307,7 +237,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 partials, extremes, line, base)  # fmt: skip
                         forget(partials, extremes, other, unwritten)
                         item = i32(item + blocks)
-                        if item < kv_heads * most_splits:
+                        if item < items:
                             meet()
                 elif phase == RETURN:
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
@@ -322,7 +252,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         mixed = quotient(element, i32(head_dim))
                         group = quotient(heads, kv_heads)
                         kv = quotient(mixed, group)
-                        line = ((odd * kv_heads + kv) * most_splits + first) * DECODE_ROWS
+                        line = ((odd * again(kv_heads) + kv) * most_splits + first) * DECODE_ROWS
                         line += mixed - kv * group
                         gather_parts(
                             generic_address(
@@ -334,7 +264,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         k, item = i32(k + THREADS), item + THREADS
                     meet()
                 else:
-                    collect(generic_address(inner, i64(odd * inner_size)),
+                    collect(generic_address(inner, i64(odd * again(inner_size))),
                             i32(2 * again(inner_size)), base)  # fmt: skip
                     meet()
                 # Up to BATCH tiles at a time.
@@ -354,9 +284,11 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 if logit > value:
                                     value, chosen = logit, row
                     elif phase == RETURN:
-                        add_rows(base, units, unit - one * tiles, ONE, k, steps, span, residual)
+                        add_rows(base, units, unit - one * tiles, ONE, k, steps, span, residual,
+                                 spoiled)
                     elif phase == CONTRACT:
-                        add_rows(base, units, unit, _OUTER, k, steps, span, residual)
+                        add_rows(base, units, unit, _OUTER, k, steps, span, residual,
+                                 spoiled)
                     elif item < units * 8:
                         i, row = item >> 3, item & 7
                         low, high = sum_of(base, i, row), sum_of(base, i, row + 8)
@@ -366,10 +298,11 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                             next_half = cuda.shfl_down_sync(cuda.activemask(), half, 1)
                             if item & 1 == 0:
                                 word = unit * 8 + item
-                                store_word(generic_address(inner, i64(odd * inner_size + word)),
+                                size = again(inner_size)
+                                store_word(generic_address(inner, i64(odd * size + word)),
                                            half | (next_half << 16))  # fmt: skip
                                 store_word(
-                                    generic_address(inner, i64((odd ^ 1) * inner_size + word)),
+                                    generic_address(inner, i64((odd ^ 1) * size + word)),
                                     unwritten)
                         else:
                             cache, ordered = i64(layer) * layer_slots, i64(layer) * layer_ranks
@@ -377,7 +310,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 unit + i, row, 0, low + bias_low, high + bias_high,
                                 recall(i32(base + RANK)), c, s, recall(i32(base + SLOT)),
                                 moved(keys, cache), moved(values, cache), moved(rotated, ordered),
-                                moved(pairs, ordered), queries, heads, kv_heads, ranks,
+                                moved(pairs, ordered), queries, again(heads), kv_heads, ranks,
                                 query_rows)  # fmt: skip
                     if at < last:
                         meet()
@@ -390,18 +323,23 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 if phase == CHOOSE:
                     value, chosen = best_of_block(base, floats, ints, value, chosen)
                     if who() == 0:
-                        candidates[block], chosen_rows[block] = value, chosen
+                        place = again(block)
+                        candidates[place], chosen_rows[place] = value, chosen
                     finish(counter + 4)
                 elif phase == PROJECT:
                     finish(counter)
                 else:
                     meet()
                 phase = i32(phase + 1)
-                if phase >= _LAYER_PHASES:
+                if phase >= LAYER_PHASES:
                     layer, phase = i32(layer + 1), i32(PROJECT)
+            if who() == 0:
+                keep(i32(again(base) + DONE), i32(recall(i32(again(base) + DONE)) + 1))
+            meet()
         if block == 0:
             await_all(counter + 4, i32(num_tokens * blocks))
-            token = choose(candidates, chosen_rows, blocks, state[FIRST_ROW])
+            token = choose(
+                                candidates, chosen_rows, again(blocks), state[FIRST_ROW], spoiled)
             if who() == 0:
                 tokens[num_tokens - 1] = token
 
@@ -409,5 +347,5 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     return [(
         'decode_stream', decode_stream,
         (a, a, a, a, a, fl, a, a, a, fl, ha, ha, ha, ha, ha, fl, fl, fl, it, it, ha, a, ha, fl, fl,
-         it, it, it, n, n, n, n, n, a, a, n, n, n, n, n, n, n, n, f, f, n, n, n, n),
+         it, it, it, n, n, n, n, n, a, a, n, n, n, n, n, n, n, n, f, f, n, n, n),
     )]  # fmt: skip

@@ -8,9 +8,12 @@ import numpy as np
 from vla_edge_ros.kernels.cuda import ptx, stream_ptx, tensor
 from vla_edge_ros.kernels.cuda.constants import (
     BARRIER_BYTES,
+    BATCH,
     DECODE_ROWS,
+    FIXED_RANGE,
     STAGE_BYTES,
     STAGE_STEPS,
+    STEP,
     STREAM_EXTRA,
     STREAM_SCRATCH,
     STREAM_SUMS,
@@ -20,14 +23,18 @@ from vla_edge_ros.kernels.cuda.constants import (
     WARPS,
 )
 
+PROJECT, ATTEND, RETURN, EXPAND, CONTRACT, CHOOSE = range(6)
+"""Phases of a layer, and of the head."""
+LAYER_PHASES = 5
 ATTENTION_SUMS = STREAM_SCRATCH
 SMALL = ATTENTION_SUMS + WARPS * 128
 PLAN = SMALL + 64
 """Where this block's part of each phase begins and ends, in steps."""
-RANK, SLOT, PART = range(PLAN + 48, PLAN + 60, 4)
-"""Of the token decoded now: its rank, its slot, and the keys of one split."""
+RANK, SLOT, PART, DONE = range(PLAN + 48, PLAN + 64, 4)
+"""Of the token decoded now: its rank, its slot, the keys of one split, and how many are done."""
 RING = STREAM_SCRATCH + STREAM_EXTRA
 NEVER = np.int32(0x7FFFFFFF)
+LARGEST = np.float32(FIXED_RANGE)
 
 
 def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
@@ -37,14 +44,16 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
     total, quotient = stream_ptx.total, ptx.quotient
     copy, _ = ptx.make_copy(capability)
     issue, bulk_copy = stream_ptx.issue, stream_ptx.bulk_copy
-    await_parity, is_over, meet = stream_ptx.await_parity, stream_ptx.is_over, stream_ptx.meet
+    await_parity, meet = stream_ptx.await_parity, stream_ptx.meet
     announce, await_count = stream_ptx.announce, stream_ptx.await_count
-    load_int, add_long, to_fixed = (
-        stream_ptx.load_int, stream_ptx.add_long, stream_ptx.to_fixed)
+    load_int, add_long, store_word, to_fixed = (
+        stream_ptx.load_int, stream_ptx.add_long, stream_ptx.store_word, stream_ptx.to_fixed)
     recall, again, who = stream_ptx.recall, stream_ptx.again, stream_ptx.who
     consume = stream_ptx.make_consume(capability)
     attend = tensor.make_attend(head_dim, False, capability, staged=True)
     combine = stream_ptx.make_combine(head_dim)
+    prefetch, remainder = ptx.prefetch, ptx.remainder
+    half_dim, head_steps = head_dim // 2, np.int32(head_dim // STEP)
     f32, i32, i64 = np.float32, np.int32, np.int64
     jit = cuda.jit(device=True)
 
@@ -54,14 +63,13 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
         return (i32(0), i32(parity ^ 1)) if stage == stages else (i32(stage), i32(parity))
 
     @jit
-    def feed(at, ring, stages, ahead, margin, source, steps, unit, jump):
+    def feed(at, ring, stages, ahead, source, steps, unit, jump):
         """
         Put steps of weights into the ring, and return what ``at`` is behind them.
 
         ``at``: stage and parity of the next to fill, the same of the one ``ahead`` stages before,
         and how many were filled. The steps lie in units of ``unit``, ``jump`` bytes apart; 0: all
-        in one piece. At most ``ahead`` stages are under way, and only one when less than
-        ``margin`` of the ring is free, so that what else is read does not queue behind them.
+        in one piece. At most ``ahead`` stages are under way.
         """
         stage, parity, late, late_parity, done = at
         first = i32(0)
@@ -72,15 +80,6 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
             if done >= ahead:
                 await_parity(i32(ring - BARRIER_BYTES + late * 16), late_parity)
                 late, late_parity = next_stage(late, late_parity, stages)
-            if margin > 0 and done > 0:
-                far, far_parity = i32(stage + margin), parity
-                if far >= stages:
-                    far, far_parity = i32(far - stages), i32(parity ^ 1)
-                if is_over(i32(ring - BARRIER_BYTES + far * 16 + 8), i32(far_parity ^ 1)) == 0:
-                    near, near_parity = i32(stage - 1), parity
-                    if stage == 0:
-                        near, near_parity = i32(stages - 1), i32(parity ^ 1)
-                    await_parity(i32(ring - BARRIER_BYTES + near * 16), near_parity)
             to = i32(ring + stage * STAGE_BYTES)
             issue(i32(count * TILE_BYTES), barrier)
             if unit == 0:
@@ -133,11 +132,13 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
         return total(i32(base + STREAM_SUMS + item * (4 * SUMS) + row * 4))
 
     @jit
-    def add_rows(base, units, tile, factor, k, steps, span, residual):
+    def add_rows(base, units, tile, factor, k, steps, span, residual, spoiled):
         """Add what was multiplied, and of how many steps it is the sum, to the residual."""
         item = who()
         if item < units * 16:
             value = sum_of(base, item >> 4, item & 15) * factor
+            if not abs(value) < LARGEST:  # nor is NaN
+                store_word(spoiled, i32(1))
             begin = (item >> 4) * span
             count = min(i32(k + steps), i32(begin + span)) - max(k, i32(begin))
             add_long(residual + (i64(tile) * 16 + item) * 8, to_fixed(value, i32(count)))
@@ -156,16 +157,18 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
         return value, row
 
     @jit
-    def choose(candidates, chosen_rows, count, otherwise):
-        """Return the best of all blocks; every warp looks for itself."""
+    def choose(candidates, chosen_rows, count, otherwise, spoiled):
+        """Return the best of all blocks, if there is one; every warp looks for itself."""
         value, row = f32(-np.inf), NEVER
-        for i in range(who() & 31, count, 32):
+        i = who() & 31
+        while i < count:
             other_value = load_float(generic_address(candidates, i))
             other_row = load_int(generic_address(chosen_rows, i))
             if better(value, row, other_value, other_row):
                 value, row = other_value, other_row
+            i = i32(i + 32)
         value, row = best_of_warp(value, row)
-        return row if value > f32(-np.inf) else otherwise
+        return row if value > f32(-np.inf) and load_int(spoiled) == 0 else otherwise
 
     @jit
     def best_of_block(base, floats, ints, value, row):
@@ -210,9 +213,87 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
                     generic_address(partials, i64(line) * head_dim + element),
                     at_extremes)  # fmt: skip
 
+    @jit
+    def stream_weights(qkv, output, gate_up, down, head, base, layers, depth, wide, tiles,
+                       qkv_tiles, gate_tiles, across, num_tokens, stages, ahead):  # fmt: skip
+        """Copy this block's share of all weights, in the order of use; one thread."""
+        at = (i32(0), i32(0), i32(0), i32(0), i32(0))
+        for _ in range(num_tokens):
+            for layer in range(layers + 1):
+                for phase in range(LAYER_PHASES):
+                    if layer == layers:
+                        if phase > 0:
+                            break
+                        phase = i32(CHOOSE)
+                    first, last = part_of(base, phase)
+                    while first < last:
+                        steps, unit, jump = i32(last - first), i32(0), i64(0)
+                        if phase == PROJECT:
+                            source = qkv + (i64(layer) * (qkv_tiles * depth) + first) * TILE_BYTES
+                        elif phase == RETURN:
+                            unit, jump = head_steps, i64(across) * TILE_BYTES
+                            tile = quotient(first, head_steps)
+                            one = quotient(tile, tiles)
+                            steps = i32(min(last, (one + 1) * tiles * head_steps) - first)
+                            source = output + ((i64(layer) * tiles + tile - one * tiles) * across
+                                               + one * head_steps) * TILE_BYTES  # fmt: skip
+                        elif phase == EXPAND:
+                            source = gate_up + (
+                                i64(layer) * (gate_tiles * depth) + first) * TILE_BYTES
+                        elif phase == CONTRACT:
+                            source = down + (i64(layer) * (tiles * wide) + first) * TILE_BYTES
+                        else:
+                            source = head + i64(first) * TILE_BYTES
+                        at = feed(at, i32(base + RING), stages, ahead, source, steps,
+                                  unit, jump)  # fmt: skip
+                        first = i32(first + steps)
+
+    @jit
+    def forget(partials, extremes, line, unwritten):
+        """Mark what a split of attention leaves as not written yet."""
+        for item in range(who(), DECODE_ROWS * half_dim, THREADS):
+            store_word(generic_address(partials, i64(line) * DECODE_ROWS * head_dim + 2 * item),
+                       unwritten)  # fmt: skip
+        item = who()
+        if item < DECODE_ROWS * 2:
+            store_word(generic_address(extremes, i64(line) * DECODE_ROWS * 2 + item), unwritten)
+
+    @jit
+    def bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated, pairs,
+                   layer_ranks, ranks, kv_heads, most_splits, qkv_tiles, depth):  # fmt: skip
+        """Ask for what the next layer reads besides weights, long before it waits for it."""
+        layer += 1
+        if phase != CONTRACT or layer == layers:
+            return
+        first, stride = i32(who() * 128), i32(THREADS * 128)
+        rank = recall(i32(base + RANK))
+        low, high = part_of(base, PROJECT)
+        tile = quotient(low, depth)
+        prefetch(first, stride, i32((quotient(high, depth) - tile) * 64),
+                 generic_address(bias, i64((layer * qkv_tiles + tile) * 16)))  # fmt: skip
+        if block < again(kv_heads) * most_splits:
+            split, kv = remainder(block, most_splits), quotient(block, most_splits)
+            part = recall(i32(base + PART))
+            begin = split * part
+            size = (min(begin + part, rank + 1) - begin) * head_dim * 2
+            if size > 0:
+                place = i64(layer) * layer_ranks + (i64(kv) * ranks + begin) * head_dim
+                prefetch(first, stride, i32(size), generic_address(rotated, place))
+                prefetch(first, stride, i32(size), generic_address(pairs, place))
+
+    @jit
+    def batch_of(at, last, span, phase, tiles):
+        """Return the first unit of a batch, how many they are, their head, and their steps."""
+        unit = quotient(at, span)
+        units = i32(min(quotient(i32(last + span - 1), span), i32(unit + BATCH)) - unit)
+        one = i32(0)
+        if phase == RETURN:
+            one = quotient(unit, tiles)
+            units = min(units, i32((one + 1) * tiles - unit))
+        return unit, units, one, i32(min(last, i32((unit + units) * span)) - at)
+
     functions = (
         feed, await_all, finish, ask_for, part_of, multiply, sum_of, add_rows, choose,
-        best_of_block, attend_split, again,
+        best_of_block, attend_split, stream_weights, forget, bring_next, batch_of,
     )  # fmt: skip
-    names = {getattr(function, '__name__', 'again'): function for function in functions[:-1]}
-    return SimpleNamespace(**names, again=again)
+    return SimpleNamespace(**{function.__name__: function for function in functions})

@@ -49,11 +49,6 @@ bulk_copy = assembly(
     (_I32, _I64, _I32, _I32))
 """``bulk_copy(to, source, num_bytes, barrier)``, of what is read once a token."""
 
-is_over = assembly(
-    '{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [$1], $2; '
-    'selp.b32 $0, 1, 0, p; }', (_I32, _I32), _I32)
-"""``is_over(barrier, parity)``: 1 if the phase of this parity is over, else 0."""
-
 await_parity = assembly(
     block_of([
         '.reg .pred p;', 'AGAIN:',
@@ -67,6 +62,8 @@ who = assembly('mov.u32 $0, %tid.x;', (), _I32)
 
 again = assembly('mov.b32 $0, $1;', (_I32,), _I32)
 """A number as if it were a new one, for the same reason."""
+
+again_long = assembly('mov.b64 $0, $1;', (_I64,), _I64)
 
 recall = assembly('ld.shared.b32 $0, [$1];', (_I32,), _I32)
 keep = assembly('st.shared.b32 [$0], $1;', (_I32, _I32))
@@ -102,8 +99,9 @@ to_fixed = assembly(
 
 clear = assembly(
     block_of([
-        '.reg .pred p;', '.reg .s32 i, j, a, b, c, zero;', 'mov.u32 a, %tid.x;', 'and.b32 i, a, 31;',
-        'shr.b32 a, a, 5;', 'mad.lo.s32 a, a, 64, $0;', 'shl.b32 j, $1, 4;', 'mov.s32 zero, 0;',
+        '.reg .pred p;', '.reg .s32 i, j, a, b, c, zero;', 'mov.u32 a, %tid.x;',
+        'and.b32 i, a, 31;', 'shr.b32 a, a, 5;', 'mad.lo.s32 a, a, 64, $0;', 'shl.b32 j, $1, 4;',
+        'mov.s32 zero, 0;',
         'ZERO:', 'setp.ge.s32 p, i, j;', '@p bra DONE;', 'and.b32 b, i, 15;',
         'mad.lo.s32 b, b, 4, a;', 'shr.s32 c, i, 4;', f'mad.lo.s32 b, c, {4 * SUMS}, b;',
         'st.shared.b32 [b], zero;', 'add.s32 i, i, 32;', 'bra ZERO;', 'DONE:',
@@ -234,7 +232,8 @@ def make_gather_parts():
     lines += [
         'rcp.approx.f32 all, all;', *(f'mul.f32 s{i}, s{i}, all;' for i in range(4)),
         *(f'cvt.rn.f16.f32 h{i}, s{i};' for i in range(4)),
-        'mov.b32 low, {h0, h1};', 'mov.u32 high, %laneid;', 'setp.lt.u32 p, high, 8;', 'mov.b32 high, {h2, h3};',
+        'mov.u32 high, %laneid;', 'setp.lt.u32 p, high, 8;',
+        'mov.b32 low, {h0, h1};', 'mov.b32 high, {h2, h3};',
         '@p st.shared.v2.b32 [$5], {low, high};',
     ]  # fmt: skip
     return assembly(block_of(lines), (_I64, _I64, _I64, _I64, _I32, _I32))
@@ -319,14 +318,16 @@ def make_collect(most: int):
     lines = [
         f'.reg .pred ready, has<{parts}>;', f'.reg .b32 w<{4 * parts}>;', '.reg .s32 i, a, to;',
         '.reg .s64 from;', 'mov.u32 i, %tid.x;', 'shl.b32 i, i, 4;', 'cvt.s64.s32 from, i;',
-        'add.s64 from, from, $0;', 'add.s32 to, i, $2;', *(f'mov.b32 w{n}, 0;' for n in range(4 * parts)),
+        'add.s64 from, from, $0;', 'add.s32 to, i, $2;',
+        *(f'mov.b32 w{n}, 0;' for n in range(4 * parts)),
     ]  # fmt: skip
     for part in range(parts):
         lines += [f'add.s32 a, i, {part * 16 * THREADS};', f'setp.lt.s32 has{part}, a, $1;']
     lines += ['READ:', 'setp.eq.s32 ready, i, i;']
     for part in range(parts):
         names = ', '.join(f'w{4 * part + n}' for n in range(4))
-        lines += [f'@has{part} ld.relaxed.gpu.global.v4.b32 {{{names}}}, [from+{part * 16 * THREADS}];']
+        lines += [f'@has{part} ld.relaxed.gpu.global.v4.b32 {{{names}}}, '
+                  f'[from+{part * 16 * THREADS}];']  # fmt: skip
     lines += [f'setp.ne.and.s32 ready, w{n}, {UNWRITTEN}, ready;' for n in range(4 * parts)]
     lines += ['@!ready bra READ;']
     for part in range(parts):
@@ -356,7 +357,8 @@ def make_combine(head_dim: int):
     lines += [f'max.f32 top, top, m{warp};' for warp in range(WARPS)]
     for warp in range(WARPS):
         lines += [
-            f'sub.f32 w, m{warp}, top;', 'ex2.approx.ftz.f32 w, w;', f'fma.rn.f32 all, w, l{warp}, all;',
+            f'sub.f32 w, m{warp}, top;', 'ex2.approx.ftz.f32 w, w;',
+            f'fma.rn.f32 all, w, l{warp}, all;',
             f'ld.shared.v4.f32 {{v0, v1, v2, v3}}, [$0+{jump * warp}];',
             *(f'fma.rn.f32 s{i}, w, v{i}, s{i};' for i in range(4)),
         ]  # fmt: skip

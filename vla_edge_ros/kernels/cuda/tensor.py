@@ -199,7 +199,7 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int], staged: 
     outputs = [f'o{n}_{i}' for n in range(4 * blocks) for i in range(2 * len(halves))]
     row_bytes = 2 * head_dim
     lines = [
-        '.reg .pred p;', '.reg .b64 kk, vv;', '.reg .s32 i, c, d;', '.reg .b32 t, none;',
+        '.reg .pred p;', '.reg .b64 kk, vv;', '.reg .s32 i, c, d, mine;', '.reg .b32 t, none;',
         f'.reg .b32 q<{8 * blocks}>, k<{8 * blocks}>, v<{8 * blocks}>, f<4>;', '.reg .f32 s<8>;',
         f'.reg .f32 {", ".join(outputs)};', '.reg .f32 m0, m1, l0, l1, x0, x1, y, u, zero;',
         'mov.u32 t, %laneid;', 'and.b32 t, t, 3;', 'mov.b32 none, 0;', 'mov.f32 zero, 0f00000000;',
@@ -242,12 +242,11 @@ def make_attend(head_dim: int, both: bool, capability: tuple[int, int], staged: 
             lines += [f'ld.global.cg.v4.b32 {{{names}}}, [kk+{offset}];']
     if staged:
         # From where the warp's first lane stores its output; every lane has its own 16 bytes.
-        before = [
-            '.reg .b32 mine, c0;', 'mov.u32 c0, %laneid;', 'shl.b32 mine, c0, 4;',
-            'add.s32 mine, mine, $8;', 'shr.u32 c0, c0, 2;', f'mul.lo.s32 c0, c0, {4 * head_dim};',
-            'sub.s32 mine, mine, c0;', 'shl.b32 c0, t, 5;', 'sub.s32 mine, mine, c0;',
+        lines += [
+            'mov.u32 c, %laneid;', 'shl.b32 mine, c, 4;', 'add.s32 mine, mine, $8;',
+            'shr.u32 c, c, 2;', f'mul.lo.s32 c, c, {4 * head_dim};', 'sub.s32 mine, mine, c;',
+            'shl.b32 c, t, 5;', 'sub.s32 mine, mine, c;',
         ]  # fmt: skip
-        lines[:] = [*lines[: lines.index('NEXT:') - 1], *before, *lines[lines.index('NEXT:') - 1 :]]
     chunks = [(block, pair) for block in range(blocks) for pair in (0, 1)]
     values = []
     for index, (block, pair) in enumerate(chunks):
