@@ -45,7 +45,7 @@ parity: $(TORCH)
 
 kernels: $(CUDA)
 	$(VENV)/bin/python -m vla_edge_ros.lab.kernel_table
-	$(VENV)/bin/python -m pytest test/test_cuda_program.py
+	$(VENV)/bin/python -m pytest test/test_cuda_program.py test/test_cuda_emulated.py
 
 clean:
 	rm -rf build install log out
