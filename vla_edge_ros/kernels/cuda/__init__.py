@@ -1,7 +1,8 @@
-"""Numba-CUDA kernels; the vision encoder still runs on the processor's own."""
+"""Numba-CUDA kernels; the processor's own operations are for encoders that do not fit ``Vision``."""
 
 from vla_edge_ros.kernels.cpu import layer_norm, linear, pack_linear, swiglu
 from vla_edge_ros.kernels.cuda.engine import Engine
 from vla_edge_ros.kernels.cuda.layout import memory_plan
+from vla_edge_ros.kernels.cuda.vision_encoder import Vision
 
-__all__ = ['Engine', 'layer_norm', 'linear', 'memory_plan', 'pack_linear', 'swiglu']
+__all__ = ['Engine', 'Vision', 'layer_norm', 'linear', 'memory_plan', 'pack_linear', 'swiglu']

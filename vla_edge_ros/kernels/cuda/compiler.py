@@ -189,7 +189,8 @@ def _resources(log: str, entries: dict[str, str]) -> dict[str, Resources]:
         registers = rest and re.search(r'used (\d+) registers', rest[1])
         shared = rest and re.search(r'(\d+) bytes smem', rest[1])
         if not (spills and registers):
-            raise RuntimeError(f'the linker says nothing about {name}')
+            found[name] = Resources(-1, -1, -1)
+            continue
         found[name] = Resources(
             int(registers[1]), int(shared[1]) if shared else 0, int(spills[1]) + int(spills[2]))
     return found

@@ -12,8 +12,8 @@ SUMS = WARPS * 16
 """Sums of one tile of one column: sixteen rows of every warp."""
 BATCH = 16
 """Tiles whose sums wait in shared memory together."""
-PREFILL_WARPS = 4
-"""Warps of an attention block that keeps all sixteen rows."""
+PREFILL_SPLIT_WARPS = 2
+"""Sixteens of keys that a split of a prefill has at least."""
 DECODE_ROWS = 8
 """Query heads of a KV head that the attention of one token keeps; more take that of prefill."""
 TOKENS = 32
@@ -31,7 +31,7 @@ SPOILED = 8
 behind STATE_WORDS."""
 AHEAD = 2
 """Stages of weights under way to a block of the stream; what else is read queues behind more."""
-MAX_SPLITS = 16
+MAX_SPLITS = 32
 """Parts the keys of one head are attended in."""
 STREAM_SPLITS = 64
 """The same at most in a stream."""

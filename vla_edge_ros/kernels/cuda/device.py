@@ -30,8 +30,8 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     tiles_per_head = head_dim // 16
     to_half, exp2, load_float = ptx.to_half, ptx.exp2, ptx.load_float
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
-    prefetch, quotient, remainder, ratio = (
-        ptx.prefetch, ptx.quotient, ptx.remainder, ptx.ratio)
+    prefetch, quotient, remainder, ratio, again = (
+        ptx.prefetch, ptx.quotient, ptx.remainder, ptx.ratio, ptx.again)
     copy, arrived = ptx.make_copy(capability)
     mix, add = ptx.make_mix(MAX_SPLITS), ptx.make_sum(MAX_CHUNKS)
     device = cuda.jit(device=True)
@@ -98,7 +98,7 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     @device
     def add_sums(sums, stride, count, floats, first, size):
         """Add what the chunks of a product left, in order, to a row in shared memory."""
-        for i in range(4 * cuda.threadIdx.x, size, 4 * THREADS):
+        for i in range(4 * cuda.threadIdx.x, size, again(i32(4 * THREADS))):
             add(sums + 4 * i, 4 * stride, i32(count),
                 shared_address(floats, i32(first + i)))  # fmt: skip
         cuda.syncthreads()
@@ -155,22 +155,21 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
 
     @device
     def mixing_shares(token, splits, extremes, heads, kv_heads, query_rows, shares):
-        """Write the share of each split of each head to shared memory; 16 lanes for a head."""
-        # Whole warps, also with an odd number of heads: the lanes of one exchange values.
-        for item in range(cuda.threadIdx.x, (heads + 1) // 2 * 2 * MAX_SPLITS, THREADS):
+        """Write the share of each split of each head to shared memory; a warp for a head."""
+        for item in range(cuda.threadIdx.x, heads * MAX_SPLITS, THREADS):
             head, split = item // MAX_SPLITS, item % MAX_SPLITS
             top, total = HIDDEN, ZERO
-            if split < splits and head < heads:
+            if split < splits:
                 row = query_row(head, token, heads, kv_heads, query_rows)
                 place = (split * kv_heads * query_rows + row) * 2
                 top = load_float(generic_address(extremes, place))
                 total = load_float(generic_address(extremes, place + 1))
             most = top
-            for distance in (8, 4, 2, 1):
+            for distance in (16, 8, 4, 2, 1):
                 most = max(most, cuda.shfl_xor_sync(0xFFFFFFFF, most, distance))
             part = total * exp2(top - most)
             total = part
-            for distance in (8, 4, 2, 1):
+            for distance in (16, 8, 4, 2, 1):
                 total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)
             shares[item] = ratio(part, total)
         cuda.syncthreads()

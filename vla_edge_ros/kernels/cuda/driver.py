@@ -123,6 +123,7 @@ class Device(Gpu):
         self._functions: dict[str, object] = {}
         self._held: list[int] = []
         self._pinned: list[int] = []
+        self._registered: list[int] = []
         self._graphs: list[object] = []
 
     def use(self) -> None:
@@ -160,6 +161,29 @@ class Device(Gpu):
         array = np.frombuffer(raw, dtype).reshape(shape)
         array[...] = 0
         return array
+
+    def register(self, address: int, num_bytes: int) -> str:
+        """
+        Page-lock memory that is mapped here for reading, so that the device copies it by itself.
+
+        Returns '' or why that cannot be; it is no error of the device.
+        """
+        self.use()
+        cu = self._cu
+        readable = self.attribute('READ_ONLY_HOST_REGISTER_SUPPORTED')
+        flags = cu.CU_MEMHOSTREGISTER_READ_ONLY if readable else 0
+        (error,) = cu.cuMemHostRegister(address, num_bytes, flags)
+        if error != cu.CUresult.CUDA_SUCCESS:
+            return error.name
+        self._registered.append(address)
+        return ''
+
+    def unregister(self, address: int) -> None:
+        """Release what ``register`` locked, before it is unmapped; after ``close`` it is done."""
+        if address in self._registered:
+            self._registered.remove(address)
+            self.use()
+            self._call('unpinning', self._cu.cuMemHostUnregister(address))
 
     def load(self, cubin: bytes, entries: Mapping[str, str]) -> None:
         """Load compiled kernels."""
@@ -216,6 +240,16 @@ class Device(Gpu):
         self._call('copying out', self._cu.cuMemcpyDtoHAsync(
             array.ctypes.data, address, array.nbytes, self.stream))
 
+    def copy_bytes_in(self, address: int, source: int, num_bytes: int) -> None:
+        """Queue a copy to the device from an address in page-locked memory."""
+        self._call('copying in', self._cu.cuMemcpyHtoDAsync(
+            address, source, num_bytes, self.stream))
+
+    def copy_across(self, address: int, source: int, num_bytes: int) -> None:
+        """Queue a copy from the device to itself."""
+        self._call('copying', self._cu.cuMemcpyDtoDAsync(
+            address, source, num_bytes, self.stream))
+
     def wait(self) -> None:
         """Wait until all that was queued is done."""
         self._call('running', self._cu.cuStreamSynchronize(self.stream))
@@ -249,6 +283,9 @@ class Device(Gpu):
             cu.cuGraphExecDestroy(graph)
         for address in self._held:
             cu.cuMemFree(address)
+        for address in self._registered:
+            cu.cuMemHostUnregister(address)
+        self._registered.clear()
         for address in self._pinned:
             cu.cuMemFreeHost(address)
         if self._module is not None:

@@ -28,6 +28,7 @@ from vla_edge_ros.kernels.cuda.constants import (
 from vla_edge_ros.kernels.cuda.driver import Device, Gpu
 from vla_edge_ros.kernels.cuda.launches import Launches
 from vla_edge_ros.kernels.cuda.upload import upload
+from vla_edge_ros.kernels.device_array import DeviceArray
 from vla_edge_ros.kernels.memory_plan import GPU, memory_mb, PINNED
 from vla_edge_ros.progress import no_progress, Progress
 
@@ -96,7 +97,7 @@ class Engine:
             send('shares', layout.stream_shares(config, processors))
         progress('recording the prefill', 1, 1)
         self._prefill_launches = launches.prefill()
-        self._prefill_graph = device.record(self._queue_prefill)
+        self._prefill_graphs = {(0, TOKENS): device.record(self._queue_prefill)}
         self._decode_graphs: dict[int, object] = {}
 
     @staticmethod
@@ -122,7 +123,8 @@ class Engine:
         Run the new tokens through all layers, their keys and values going to ``write_slots``.
 
         Returns the final-normed hidden states float32 [n, hidden]; the residual after each
-        layer goes to ``layer_outputs`` float32 [layers, n, hidden] when given.
+        layer goes to ``layer_outputs`` float32 [layers, n, hidden] when given. ``embeddings`` may
+        lie on the device already.
         """
         device = self.device
         device.use()
@@ -131,11 +133,16 @@ class Engine:
             stop = min(start + TOKENS, len(embeddings))
             context = np.concatenate([context_slots, write_slots[:start]])
             self._set_slots(context, write_slots[start:stop])
-            self._host_rows[: stop - start] = embeddings[start:stop]
-            if layer_outputs is None:
-                device.run(self._prefill_graph)
+            source, rows = 0, TOKENS
+            if isinstance(embeddings, DeviceArray):
+                source = embeddings.address + start * self._host_rows[0].nbytes
+                rows = stop - start
             else:
-                self._queue_prefill(layer_outputs[:, start:stop])
+                self._host_rows[: stop - start] = embeddings[start:stop]
+            if layer_outputs is None:
+                device.run(self._prefill_graph(source, rows))
+            else:
+                self._queue_prefill(source, rows, layer_outputs[:, start:stop])
             device.wait()
             hidden[start:stop] = self._host_hidden[: stop - start]
         return hidden
@@ -208,10 +215,23 @@ class Engine:
         device.launch(launches.embed(num_tokens, num_tokens), self._dependent)
         device.copy_out(self._host_tokens[:num_tokens], self._at['tokens'])
 
-    def _queue_prefill(self, layer_outputs: np.ndarray | None = None) -> None:
+    def _prefill_graph(self, source: int, rows: int):
+        """Return the recorded prefill of the rows at an address, or of the pinned ones at 0."""
+        graph = self._prefill_graphs.get((source, rows))
+        if graph is None:
+            graph = self.device.record(lambda: self._queue_prefill(source, rows))
+            self._prefill_graphs[source, rows] = graph
+        return graph
+
+    def _queue_prefill(
+        self, source: int = 0, rows: int = TOKENS, layer_outputs: np.ndarray | None = None,
+    ) -> None:
         device, at = self.device, self._at
         device.copy_in(at['state'], self._host_state)
-        device.copy_in(at['residual'], self._host_rows)
+        if source:
+            device.copy_across(at['residual'], source, rows * self._host_rows[0].nbytes)
+        else:
+            device.copy_in(at['residual'], self._host_rows)
         device.launch(self._launches.arrange())
         for layer, launches in enumerate(self._prefill_launches):
             for index, launch in enumerate(launches):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from vla_edge_ros.kernels.cuda import layout
+from vla_edge_ros.kernels.cuda.attend import ROW_WARPS
 from vla_edge_ros.kernels.cuda.constants import (
     AHEAD,
     DECODE_ROWS,
@@ -11,7 +12,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     MAX_CHUNKS,
     MAX_SPLITS,
     MAX_STAGES,
-    PREFILL_WARPS,
+    PREFILL_SPLIT_WARPS,
     STAGE_BYTES,
     STATE_WORDS,
     STEP,
@@ -227,18 +228,21 @@ class Launches:
             at['hidden'], int(keep), shared=8 * config.hidden_size)
 
     def _attention(self, layer: int, step: int, single: bool) -> tuple[Launch, int]:
-        """Return the attention of one layer and the warps of its blocks."""
+        """Return the attention of one layer, and the sixteens of keys a split has at least."""
         at, config = self._at, self._config
         group = config.num_attention_heads // config.num_key_value_heads
-        few = single and group <= DECODE_ROWS
-        name, warps = ('decode', WARPS) if few else ('prefill', PREFILL_WARPS)
-        rows = layout.query_rows(config, 1 if single else TOKENS)
-        launch = self._device.prepare(
-            f'{name}_attention', (config.num_key_value_heads, rows // 16, MAX_SPLITS), 32 * warps,
-            'pppp' + 'iiiii' + 'pp', at['queries'], self.layer('rotated', layer),
-            self.layer('pairs', layer), at['state'], step, int(single), group,
-            layout.query_rows(config, TOKENS), self._ranks, at['partials'], at['extremes'])
-        return launch, warps
+        kv_heads, rows = config.num_key_value_heads, layout.query_rows(config, TOKENS)
+        common = (at['queries'], self.layer('rotated', layer), self.layer('pairs', layer),
+                  at['state'], step)  # fmt: skip
+        if single and group <= DECODE_ROWS:
+            return self._device.prepare(
+                'decode_attention', (kv_heads, MAX_SPLITS), THREADS, 'ppppi' + 'ii' + 'pp',
+                *common, rows, self._ranks, at['partials'], at['extremes']), WARPS
+        mine = layout.query_rows(config, 1 if single else TOKENS)
+        return self._device.prepare(
+            'prefill_attention', (kv_heads, mine // (16 * ROW_WARPS), MAX_SPLITS),
+            32 * ROW_WARPS, 'ppppi' + 'iiii' + 'pp', *common, int(single), group, rows,
+            self._ranks, at['partials'], at['extremes']), PREFILL_SPLIT_WARPS
 
     def _residual(self, index: int) -> int:
         """Return the residual; decode alternates, so that none is written while it is read."""

@@ -106,8 +106,8 @@ def pair_heads(weight: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 def query_rows(config, tokens: int) -> int:
-    """Return the rows of queries of one KV head, whole tiles."""
-    return tiles(tokens * (config.num_attention_heads // config.num_key_value_heads)) * 16
+    """Return the rows of queries of one KV head, in whole blocks of attention."""
+    return -(-tokens * (config.num_attention_heads // config.num_key_value_heads) // 64) * 64
 
 
 def memory_plan(config, weights_dtype: str, total_slots: int, max_tokens: int) -> list[Buffer]:

@@ -134,8 +134,20 @@ quotient = assembly('div.u32 $0, $1, $2;', (types.int32, types.int32), types.int
 
 remainder = assembly('rem.u32 $0, $1, $2;', (types.int32, types.int32), types.int32)
 
+again = assembly('mov.b32 $0, $1;', (types.int32,), types.int32)
+"""A number as if it were a new one: what depends on it is not worked out, or unrolled, ahead."""
+
 ratio = assembly('div.full.f32 $0, $1, $2;', (types.float32, types.float32), types.float32)
 """Of float32 numbers, at most two units in the last place off."""
+
+fraction = assembly('div.rn.f32 $0, $1, $2;', (types.float32, types.float32), types.float32)
+"""Of float32 numbers, rounded as IEEE 754 has it."""
+
+times = assembly('mul.rn.f32 $0, $1, $2;', (types.float32, types.float32), types.float32)
+"""A product of float32 numbers that is rounded before anything is added to it."""
+
+nearest = assembly('cvt.rni.s32.f32 $0, $1;', (types.float32,), types.int32)
+"""float32 to the nearest integer, a half to the even one."""
 
 inverse_root = assembly('rsqrt.approx.f32 $0, $1;', (types.float32,), types.float32)
 
@@ -186,6 +198,36 @@ def make_copy(capability: tuple[int, int]):
 
 load_float = assembly('ld.global.cg.f32 $0, [$1];', (types.int64,), types.float32)
 """The float32 at an address, as another block may just have written it."""
+
+def make_dot(count: int):
+    """
+    Return ``dot(x, weights, stride, size)``: a row in shared memory by a column of a matrix.
+
+    ``count`` loads of a thread are under way together; the sum is float32, in order. ``x`` int32:
+    address of float32 [size] in shared memory; ``weights`` int64: address of the column's first
+    float32; ``stride`` int64: bytes from one to the next.
+    """
+    lines = [
+        '.reg .pred p;', '.reg .b64 w;', '.reg .s32 n, x;', '.reg .f32 total;',
+        f'.reg .f32 a<{count}>, b<{count}>;', 'mov.b32 x, $1;', 'mov.b64 w, $2;', 'mov.s32 n, $4;',
+        'mov.f32 total, 0f00000000;', 'NEXT:', f'setp.lt.s32 p, n, {count};', '@p bra REST;',
+    ]  # fmt: skip
+    for i in range(count):
+        lines += [f'ld.global.nc.f32 b{i}, [w];', 'add.s64 w, w, $3;']
+    lines += [f'ld.shared.f32 a{i}, [x+{4 * i}];' for i in range(count)]
+    lines += [f'fma.rn.f32 total, a{i}, b{i}, total;' for i in range(count)]
+    lines += [f'add.s32 x, x, {4 * count};', f'sub.s32 n, n, {count};', 'bra NEXT;', 'REST:']
+    for i in range(count - 1):
+        lines += [
+            f'mov.f32 a{i}, 0f00000000;', f'mov.f32 b{i}, 0f00000000;', f'setp.gt.s32 p, n, {i};',
+            f'@p ld.global.nc.f32 b{i}, [w];', f'@p ld.shared.f32 a{i}, [x+{4 * i}];',
+            'add.s64 w, w, $3;',
+        ]  # fmt: skip
+    lines += [f'fma.rn.f32 total, a{i}, b{i}, total;' for i in range(count - 1)]
+    lines += ['mov.f32 $0, total;']
+    kinds = (types.int32, types.int64, types.int64, types.int32)
+    return assembly(block_of(lines), kinds, types.float32)
+
 
 def make_mix(count: int):
     """

@@ -75,7 +75,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     store_word = stream_ptx.store_word
     collect, clear = stream_ptx.make_collect(STREAM_SUMS), stream_ptx.clear
     keep, recall = stream_ptx.keep, stream_ptx.recall
-    who, again, again_long = stream_ptx.who, stream_ptx.again, stream_ptx.again_long
+    who, again, again_long = stream_ptx.who, ptx.again, stream_ptx.again_long
     normalise, gather_parts = stream_ptx.make_normalise(MAX_HIDDEN), stream_ptx.make_gather_parts()
     parts = define_parts(capability, head_dim)
     part_of, multiply, sum_of = parts.part_of, parts.multiply, parts.sum_of

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 from numba import cuda
 import numpy as np
 
-from vla_edge_ros.kernels.cuda import ptx, stream_ptx, tensor
+from vla_edge_ros.kernels.cuda import ptx, stream_ptx
+from vla_edge_ros.kernels.cuda.attend import make_attend
 from vla_edge_ros.kernels.cuda.constants import (
     BARRIER_BYTES,
     BATCH,
@@ -48,9 +49,9 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
     announce, await_count = stream_ptx.announce, stream_ptx.await_count
     load_int, add_long, store_word, to_fixed = (
         stream_ptx.load_int, stream_ptx.add_long, stream_ptx.store_word, stream_ptx.to_fixed)
-    recall, again, who = stream_ptx.recall, stream_ptx.again, stream_ptx.who
+    recall, again, who = stream_ptx.recall, ptx.again, stream_ptx.who
     consume = stream_ptx.make_consume(capability)
-    attend = tensor.make_attend(head_dim, False, capability, staged=True)
+    attend = make_attend(head_dim, capability)
     combine = stream_ptx.make_combine(head_dim)
     prefetch, remainder = ptx.prefetch, ptx.remainder
     half_dim, head_steps = head_dim // 2, np.int32(head_dim // STEP)
@@ -197,7 +198,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
             queries + ((kv * query_rows + row) * head_dim * 2 + quad * 16),
             rotated + (head + row * head_dim * 2 + quad * 16),
             pairs + (head + quad * head_dim * 4 + row * 16),
-            i32(begin + warp * 16), i32(end), i32(WARPS * 16), i32(seen - 1), i32(seen - 1),
+            i32(begin + warp * 16), i32(end), i32(WARPS * 16), i32(seen - 1),
             i32(base + ((warp * DECODE_ROWS + row) * head_dim + quad * 8) * 4),
             i32(base + ATTENTION_SUMS + (warp * 32 + row * 2) * 4),
         )  # fmt: skip

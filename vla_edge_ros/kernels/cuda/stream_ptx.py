@@ -20,7 +20,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     WARPS,
 )
 from vla_edge_ros.kernels.cuda.ptx import assembly, block_of
-from vla_edge_ros.kernels.cuda.tensor import _mma
+from vla_edge_ros.kernels.cuda.tensor import mma
 
 _I32, _I64, _F32 = types.int32, types.int64, types.float32
 UNWRITTEN = -1
@@ -59,9 +59,6 @@ await_parity = assembly(
 
 who = assembly('mov.u32 $0, %tid.x;', (), _I32)
 """This thread's number, anew: what depends on it is then not kept in registers for ever."""
-
-again = assembly('mov.b32 $0, $1;', (_I32,), _I32)
-"""A number as if it were a new one, for the same reason."""
 
 again_long = assembly('mov.b64 $0, $1;', (_I64,), _I64)
 
@@ -131,8 +128,8 @@ def make_consume(capability: tuple[int, int]):
 
     def multiply(step):
         a, x = [f'a{8 * step + i}' for i in range(8)], [f'b{4 * step + i}' for i in range(4)]
-        yield from _mma(sums[2 * step], (a[0], a[4], a[1], a[5]), x[:2], capability)
-        yield from _mma(sums[2 * step + 1], (a[2], a[6], a[3], a[7]), x[2:], capability)
+        yield from mma(sums[2 * step], (a[0], a[4], a[1], a[5]), x[:2], capability)
+        yield from mma(sums[2 * step + 1], (a[2], a[6], a[3], a[7]), x[2:], capability)
 
     lines = [
         '.reg .pred p, row, lead;', '.reg .s32 s, ph, n, left, k, out, end, i;',
