@@ -168,6 +168,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 keep(i32(base + SLOT), order[rank])
                 most = i32(16 * most_splits)
                 keep(i32(base + PART), i32(quotient(i32(rank + most), most) * 16))
+            meet()
             layer, phase = i32(0), i32(PROJECT)
             value, chosen = f32(-np.inf), NEVER
             while layer <= layers:
