@@ -1,5 +1,6 @@
 """``driver.Device`` without a GPU: compiled kernels run as NumPy, see ``ptx_machine``."""
 
+import ctypes
 from functools import cache
 from itertools import product
 
@@ -66,6 +67,7 @@ class EmulatedGpu:
         self._recording = None
         self._memory = Memory()
         self.launched = set()
+        self.registered: dict[int, int] = {}
 
     def install(self, monkeypatch) -> None:
         """Let engines be made on this device."""
@@ -112,6 +114,22 @@ class EmulatedGpu:
     def copy_out(self, array: np.ndarray, address: int) -> None:
         self._do(self._copy, address, array, False)
 
+    def copy_bytes_in(self, address: int, source: int, num_bytes: int) -> None:
+        assert any(start <= source and source + num_bytes <= start + size
+                   for start, size in self.registered.items())  # fmt: skip
+        raw = (ctypes.c_uint8 * num_bytes).from_address(source)
+        self.copy_in(address, np.frombuffer(raw, np.uint8))
+
+    def copy_across(self, address: int, source: int, num_bytes: int) -> None:
+        self._do(self._copy_across, address, source, num_bytes)
+
+    def register(self, address: int, num_bytes: int) -> str:
+        self.registered[address] = num_bytes
+        return ''
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]
+
     def record(self, work):
         self._recording = []
         work()
@@ -141,6 +159,10 @@ class EmulatedGpu:
             device[:] = host
         else:
             host[:] = device
+        self._memory.fresh[:] = False
+
+    def _copy_across(self, address: int, source: int, num_bytes: int) -> None:
+        self._memory.view(address, num_bytes)[:] = self._memory.view(source, num_bytes)
         self._memory.fresh[:] = False
 
     def _run(self, launch: Launch, dependent: bool) -> None:

@@ -293,7 +293,9 @@ def _fma(a, b, c):
 
 
 def _divide(a, b):
-    """Divide integers, rounding towards zero."""
+    """Divide, integers rounding towards zero."""
+    if np.asarray(a).dtype.kind == 'f':
+        return a / b
     if np.any(b == 0):
         raise ZeroDivisionError('a thread divides by zero')
     if not np.any(a < 0) and not np.any(b < 0):

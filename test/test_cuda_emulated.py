@@ -108,7 +108,9 @@ def test_no_kernel_is_left_out():
     from vla_edge_ros.kernels.cuda import program
 
     launched = set().union(*(play_in_lockstep(name)[1] for name in CASES))
-    assert launched == set(program.define((9, 0), 32))
+    kernels = set(program.define((9, 0), 32))
+    # Those of the encoder are launched in test_cuda_vision.py.
+    assert launched == {name for name in kernels if not name.startswith('vision')}
 
 
 @pytest.mark.parametrize('name', SMALL)

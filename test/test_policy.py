@@ -341,13 +341,15 @@ def test_no_weight_is_read_for_a_policy_that_is_refused(monkeypatch, fake_gpu, o
 
 
 def test_the_budget_of_the_gpu_counts_what_lies_there_and_in_pinned_memory(fake_gpu):
-    """Not the vision encoder, which the processor runs."""
+    """The vision encoder as well, but not what the processor does by itself."""
     with pytest.raises(ConfigError) as caught:
         Policy.load(backend='cuda', vram_budget_mb=1.0)
     _, head, *rows, note = str(caught.value).splitlines()
     assert head.split() == ['buffer', 'shape', 'dtype', 'place', 'MB']
-    assert {row.split()[0] for row in rows} >= {'embedding', 'keys', 'host_state', 'total'}
-    assert not any(row.startswith('vision') for row in rows)
+    names = {row.split()[0] for row in rows}
+    assert names >= {
+        'embedding', 'keys', 'host_state', 'vision.gate_up', 'vision.host_frame', 'total'}
+    assert not any(name.startswith('proprioception') for name in names)
     assert 'not counted' in note
 
 

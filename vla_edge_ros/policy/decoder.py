@@ -5,7 +5,8 @@ The seam between model and machine: a backend is a module (``kernels.cpu``,
 ``kernels.reference``, ``kernels.cuda``) that offers, under the same names,
 
 - the operations ``pack_linear, linear, layer_norm, swiglu``, the latter three writing ``out``,
-  which the vision encoder is built from;
+  which the vision encoder is built from, and perhaps an encoder ``Vision`` of its own, whose
+  tokens stay where ``Engine.forward`` takes them;
 - ``memory_plan(config, weights_dtype, total_slots, max_tokens)``;
 - ``Engine(config, tensors, weights_dtype, total_slots, max_tokens, progress)`` with ``embed``,
   ``forward``, ``logits`` and ``decode_greedy``, each one launch for as many layers and tokens
@@ -26,6 +27,7 @@ import numpy as np
 
 from vla_edge_ros.errors import ConfigError, ShapeError
 from vla_edge_ros.kernels.checks import check_array
+from vla_edge_ros.kernels.device_array import DeviceArray
 from vla_edge_ros.kernels.memory_plan import Buffer
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.weights import Stored
@@ -101,6 +103,11 @@ class Transformer:
         )
         self._marks = np.zeros(total_slots, np.uint8)
 
+    @property
+    def engine(self):
+        """The backend's engine, beside which the backend's own encoder runs."""
+        return self._engine
+
     def memory_plan(self) -> list[Buffer]:
         """Return every buffer held; before there is a Transformer, ask the backend's own."""
         return self._kernels.memory_plan(
@@ -137,7 +144,7 @@ class Transformer:
         Parameters
         ----------
         embeddings : float32 [n, hidden]
-            Inputs, n in 1..max_tokens.
+            Inputs, n in 1..max_tokens; a ``DeviceArray`` of the same backend as well.
         write_slots : int32 [n]
             Where each token's keys and values go.
         context_slots : int32 [m]
@@ -157,7 +164,8 @@ class Transformer:
 
         """
         size = self.config.hidden_size
-        check_array('embeddings', embeddings, (None, size), np.float32, np.float64)
+        if not isinstance(embeddings, DeviceArray):
+            check_array('embeddings', embeddings, (None, size), np.float32, np.float64)
         tokens = len(embeddings)
         if not 1 <= tokens <= self.max_tokens:
             raise ShapeError('embeddings', f'must be 1..{self.max_tokens} tokens', tokens)

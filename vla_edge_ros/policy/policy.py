@@ -75,13 +75,13 @@ class Policy:
         self.cache: KVCache = cache
         self.transformer: Transformer = transformer
         self._tokenizer: Tokenizer = tokenizer
-        self._vision: vision.VisionEncoder = encoder
+        self._vision: vision.VisionEncoder | vision.DeviceVisionEncoder = encoder
+        self.frame_target = encoder.frame_target
+        """Takes frames to where this policy looks at them, for a ``FrameReader``, or None."""
         self._state_weight, self._state_bias = proprioception
         self._actions = ActionTokenizer(config)
         self._state_mean = np.asarray(config.proprioception_mean, np.float32)
         self._state_std = np.asarray(config.proprioception_std, np.float32)
-        self._tokens = np.empty(
-            (config.slots_per_frame, config.transformer.hidden_size), np.float32)
         self._newest_stamp_ns = 0
 
     @classmethod
@@ -146,8 +146,8 @@ class Policy:
         plan = [
             *kernels.memory_plan(
                 config.transformer, weights_dtype, layout.total_slots, max_tokens),
-            *(Buffer(name, shape, 'float32') for name, shape in shapes.items()),
-            *vision.buffer_plan(config),
+            *vision.memory_plan(config, kernels),
+            *(Buffer(name, shape, 'float32') for name, shape in _state_shapes(config).items()),
         ]
         check_budgets(plan, memory_budget_mb=memory_budget_mb, vram_budget_mb=vram_budget_mb)
         # Memory that is not there would be granted at first, and the process killed when it fills.
@@ -167,7 +167,7 @@ class Policy:
                 config.transformer, decoder_weights, kernels, layout.total_slots, max_tokens,
                 weights_dtype, progress)
             state = [extra.pop(f'proprioception_projector.{part}') for part in ('weight', 'bias')]
-            encoder = vision.VisionEncoder(config, extra, kernels)
+            encoder = vision.make_encoder(config, extra, kernels, transformer.engine)
         except MemoryError:
             needed_mb = total_bytes(plan) / 1e6
             raise _too_large(layout, config, needed_mb, 'the system gave less') from None
@@ -241,7 +241,7 @@ class Policy:
         Parameters
         ----------
         image : uint8 [height, width, 3]
-            RGB, of any size.
+            RGB, of any size; may be what a ``FrameReader`` with this ``frame_target`` read.
         proprioception : float [proprioception_dim]
             Joint positions, in the robot's units.
         stamp_ns : int
@@ -265,15 +265,14 @@ class Policy:
             raise ShapeError('proprioception', rule, proprioception)
         patches = self._vision.preprocess(image)
         times.append(time.perf_counter_ns())
-        tokens, embedding = self._vision.encode(patches)
-        self._tokens[:-1] = tokens
-        self._tokens[-1] = self._state_weight @ normalised + self._state_bias
+        state_row = self._state_weight @ normalised + self._state_bias
+        tokens, embedding = self._vision.encode(patches, state_row)
         times.append(time.perf_counter_ns())
         if stamp_ns < self._newest_stamp_ns:
             self.cache.reset()
         self._newest_stamp_ns = stamp_ns
         insertion = self.cache.insert(embedding, stamp_ns)
-        self.transformer.prefill(self._tokens, insertion.slots, insertion.context_slots)
+        self.transformer.prefill(tokens, insertion.slots, insertion.context_slots)
         times.append(time.perf_counter_ns())
         stages = (Stage.PREPROCESS, Stage.VISION, Stage.PREFILL)
         spent = {stage: times[i + 1] - times[i] for i, stage in enumerate(stages)}
@@ -326,9 +325,13 @@ def _shown(text: str) -> str:
 
 def _extra_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor outside the decoder."""
+    return {**vision.weight_shapes(config), **_state_shapes(config)}
+
+
+def _state_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of what makes a token of the joint positions."""
     hidden = config.transformer.hidden_size
     return {
-        **vision.weight_shapes(config),
         'proprioception_projector.weight': (hidden, config.proprioception_dim),
         'proprioception_projector.bias': (hidden,),
     }

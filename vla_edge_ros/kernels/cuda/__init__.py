@@ -1,4 +1,4 @@
-"""Numba-CUDA kernels; the processor's own operations are for encoders that do not fit ``Vision``."""
+"""Numba-CUDA kernels; an encoder that does not fit ``Vision`` takes the operations of the CPU."""
 
 from vla_edge_ros.kernels.cpu import layer_norm, linear, pack_linear, swiglu
 from vla_edge_ros.kernels.cuda.engine import Engine
