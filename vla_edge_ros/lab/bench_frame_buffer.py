@@ -91,11 +91,11 @@ def write_until_stopped(name: str, shape, counters, durations) -> None:
             counters[WRITES] = sequence
 
 
-def read_until_stopped(name: str, shape, counters, max_reads: int = 1 << 62) -> None:
-    """Read and check at full speed; the body of a reader process."""
-    out = np.empty(shape, np.uint8)
+def read_until_stopped(name: str, shape, counters, max_reads: int = 1 << 62, target=None) -> None:
+    """Read and check at full speed, through a target if given; the body of a reader process."""
+    out = np.empty(shape, np.uint8) if target is None else None
     reads = none = new_frames = last = 0
-    with FrameReader(name) as reader:
+    with FrameReader(name, target) as reader:
         while reads < max_reads and not counters[STOP]:
             frame = reader.read(out)
             if frame is None:
@@ -112,7 +112,7 @@ def read_until_stopped(name: str, shape, counters, max_reads: int = 1 << 62) -> 
                 counters[NEW_FRAMES] = new_frames
 
 
-def hammer(name: str, shape, reads: int) -> dict:
+def hammer(name: str, shape, reads: int, target=None) -> dict:
     """Read ``reads`` frames against a writer at full speed; returns counts and latencies."""
     counters = shared_array(8)
     durations = shared_array(MAX_TIMED_WRITES)
@@ -121,7 +121,7 @@ def hammer(name: str, shape, reads: int) -> dict:
     durations[:] = 0
     counters[WRITES] = 0
     started = time.monotonic()
-    read_until_stopped(name, shape, counters, reads)
+    read_until_stopped(name, shape, counters, reads, target)
     seconds = time.monotonic() - started
     counters[STOP] = 1
     writer.join()

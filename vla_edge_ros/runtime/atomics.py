@@ -35,6 +35,13 @@ any processor:
    the store ``cursor = (k + 2, c)`` happens before the reader's load of ``cursor``, which by
    coherence returns at least that. The reader reports the frame as torn.
 
+A device that copies the frame by itself (:func:`find_newest`, its copy, :func:`is_whole`) reads no
+atomics, but the argument is the same with the whole slot for a chunk. Its reads begin after the
+load of ``newest``, for the copy is asked for behind it, and have ended before the load of
+``cursor``, for the completion is waited for. They take part in cache coherence, as those of PCIe
+and of NVLink do, so what they see of frame k + 2 was visible to all, and with it, by the writer's
+release fence, ``cursor = (k + 2, 0)``, before that load.
+
 The slot of ``newest`` is never the one being written, so a writer killed at any instruction leaves
 a whole frame to read. Readers write nothing shared, so their death concerns nobody.
 
@@ -220,6 +227,35 @@ def publish_frame(base, stride, image, sequence, stamp_ns, received_ns):
     store_release(base + NEWEST_OFFSET, sequence)
 
 
+@njit('int64(int64, int64, int64)', cache=True, nogil=True)
+def payload_of(base, stride, sequence):
+    """Return the address of the bytes of a frame."""
+    return base + HEADER_BYTES + (sequence & 1) * stride + META_BYTES
+
+
+@njit('boolean(int64, int64)', cache=True, nogil=True)
+def is_whole(base, sequence):
+    """Return whether all that was read of a frame until now was of that frame."""
+    fence_acquire()
+    return load_relaxed(base + CURSOR_OFFSET) < (sequence + 2) << CHUNK_BITS
+
+
+@njit(types.int64(types.int64, types.int64, types.int64[::1]), cache=True, nogil=True)
+def find_newest(base, stride, meta):
+    """
+    Read what is said of the newest frame; returns its sequence, EMPTY or TORN.
+
+    Arguments as of :func:`copy_newest`; ``meta`` is undefined after TORN.
+    """
+    sequence = load_acquire(base + NEWEST_OFFSET)
+    if sequence == 0:
+        return EMPTY
+    slot = base + HEADER_BYTES + (sequence & 1) * stride
+    for word in range(META_WORDS):
+        meta[word] = load_relaxed(slot + 8 * word)
+    return sequence if is_whole(base, sequence) else TORN
+
+
 @njit(
     types.int64(types.int64, types.int64, _IMAGE, types.int64[::1]),
     cache=True,
@@ -239,21 +275,15 @@ def copy_newest(base, stride, out, meta):
         Receives stamp_ns, received_ns, height, width, channels, valid also after OTHER_SIZE.
 
     """
+    sequence = find_newest(base, stride, meta)
+    if sequence <= 0:
+        return sequence
     cursor = base + CURSOR_OFFSET
-    sequence = load_acquire(base + NEWEST_OFFSET)
-    if sequence == 0:
-        return EMPTY
     overwrite = (sequence + 2) << CHUNK_BITS
-    slot = base + HEADER_BYTES + (sequence & 1) * stride
-    for word in range(META_WORDS):
-        meta[word] = load_relaxed(slot + 8 * word)
-    fence_acquire()
-    if load_relaxed(cursor) >= overwrite:
-        return TORN
     num_bytes = meta[2] * meta[3] * meta[4]
     if num_bytes != out.size:
         return OTHER_SIZE
-    payload = slot + META_BYTES
+    payload = payload_of(base, stride, sequence)
     target = out.ctypes.data
     for start in range(0, num_bytes, CHUNK_BYTES):
         end = min(start + CHUNK_BYTES, num_bytes)

@@ -22,11 +22,13 @@ import fcntl
 import mmap
 import os
 import re
+from typing import Any
 
 import numpy as np
 
 from vla_edge_ros.errors import ShapeError, TransportError
 from vla_edge_ros.runtime import atomics
+from vla_edge_ros.runtime.frame_target import fetch_newest, FrameTarget
 
 DIRECTORY = '/dev/shm'
 MAX_TRIES = 8
@@ -37,7 +39,7 @@ _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,127}')
 class Frame:
     """One camera image with its origin."""
 
-    image: np.ndarray  # uint8 [height, width, channels], the reader's own copy
+    image: Any  # uint8 [height, width, channels], the reader's own copy, or what its target has
     stamp_ns: int  # of the image's header, ROS time
     received_ns: int  # when the writer's process got the image, ROS time
     sequence: int  # 1, 2, 3, ...; a restarted writer begins again
@@ -51,6 +53,7 @@ class _Segment:
         self._map = mmap.mmap(fd, num_bytes, flags=flags, prot=protection)
         self._view = np.frombuffer(self._map, np.uint8)
         self.base = self._view.ctypes.data
+        self.num_bytes = num_bytes
         self.inode = os.fstat(fd).st_ino
         self.capacity_bytes = 0
         self.stride = 0
@@ -199,10 +202,22 @@ class FrameReader:
     Used from one thread at a time. ``read`` makes system calls only when nothing new is there.
     After a writer's death its last frame stays readable (its stamp tells its age); after a
     writer's ``close`` there is nothing.
+
+    With a target, frames go to it, by themselves where it can reach them, see ``frame_target.py``;
+    the image of a frame is then what the target made of it, until the next ``read``.
+
+    Parameters
+    ----------
+    name : str
+        As of the writer.
+    target : FrameTarget, optional
+        Where frames are wanted.
+
     """
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, target: FrameTarget | None = None):
         self._path = _path_of(name)
+        self._target = target
         self._segment = None
         self._last_sequence = 0
         self._shape = (1, 1, 1)
@@ -229,7 +244,14 @@ class FrameReader:
         if not self._follow():
             return None
         segment = self._segment
-        image = np.empty(self._shape, np.uint8) if out is None else out
+        if self._target is not None and out is None:
+            sequence, image = fetch_newest(
+                self._target, segment.base, segment.stride, self._meta, MAX_TRIES)
+            if sequence <= 0:
+                return None
+            if image is not None:
+                return self._frame(image, sequence)
+        image = self._room(self._shape) if out is None else out
         for _ in range(MAX_TRIES):
             sequence = atomics.copy_newest(segment.base, segment.stride, image, self._meta)
             if sequence > 0:
@@ -237,13 +259,10 @@ class FrameReader:
             if sequence == atomics.EMPTY:
                 return None
             if sequence == atomics.OTHER_SIZE:
-                image = np.empty(self._meta[2:].tolist(), np.uint8)
+                image = self._room(tuple(self._meta[2:].tolist()))
         else:
             return None
-        stamp_ns, received_ns, *shape = self._meta.tolist()
-        self._shape = tuple(shape)
-        self._last_sequence = sequence
-        return Frame(image.reshape(self._shape), stamp_ns, received_ns, sequence)
+        return self._frame(image, sequence)
 
     def newest_sequence(self) -> int:
         """Return the sequence number of the frame that ``read`` would return, or 0."""
@@ -251,9 +270,11 @@ class FrameReader:
 
     def close(self) -> None:
         """Leave the segment; a later read attaches again."""
-        if self._segment is not None:
-            self._segment.close()
-        self._segment = None
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            if self._target is not None:
+                self._target.detach(segment.base)
+            segment.close()
 
     def __enter__(self) -> 'FrameReader':
         """Return self."""
@@ -263,6 +284,18 @@ class FrameReader:
         """Close."""
         self.close()
 
+    def _room(self, shape: tuple[int, ...]) -> np.ndarray:
+        image = None if self._target is None else self._target.room(shape)
+        return np.empty(shape, np.uint8) if image is None else image
+
+    def _frame(self, image: Any, sequence: int) -> Frame:
+        stamp_ns, received_ns, *shape = self._meta.tolist()
+        self._shape = tuple(shape)
+        self._last_sequence = sequence
+        if isinstance(image, np.ndarray):
+            image = image.reshape(self._shape)
+        return Frame(image, stamp_ns, received_ns, sequence)
+
     def _follow(self) -> bool:
         """Attach to the segment that the name leads to now; return whether there is one."""
         segment = self._segment
@@ -271,8 +304,10 @@ class FrameReader:
                 return True
             self.close()
         self._last_sequence = 0
-        self._segment = _attach(self._path)
-        return self._segment is not None
+        self._segment = segment = _attach(self._path)
+        if segment is not None and self._target is not None:
+            self._target.attach(segment.base, segment.num_bytes)
+        return segment is not None
 
 
 def _path_of(name: str) -> str:
