@@ -34,6 +34,7 @@ class FakePolicy:
         self.cache = SimpleNamespace(layout=SimpleNamespace(max_frames=2))
         self.backend = 'fake (asked for)'
         self.memory_plan = [Buffer('brightness', (20, 24), 'float32')]
+        self.frame_target = None
         self.instruction = None
         self.error = None
         self.instructions = []

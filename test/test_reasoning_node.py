@@ -6,6 +6,7 @@ import time
 
 from diagnostic_msgs.msg import DiagnosticStatus
 from fake_policy import FakePolicy
+from fake_target import Copier
 from geometry_msgs.msg import TwistStamped
 import numpy as np
 import pytest
@@ -227,6 +228,21 @@ def test_a_policy_that_raises_is_a_counted_fallback_and_no_end(make_robot):
     assert robot.run_until(lambda: len(robot.fresh()) > count)
     _, _, values = robot.node._report()
     assert values['policy_error'] == 'planted' and values['reason.policy_error'] > 0
+
+
+def test_frames_go_to_the_device_of_a_policy_and_the_log_says_how(make_robot, capfd):
+    policy = FakePolicy()
+    policy.frame_target = target = Copier()
+    robot = make_robot(policy=policy)
+    robot.start()
+    assert robot.run_until(lambda: robot.fresh())
+    told = 'frames reach the GPU by planes'
+    assert robot.graph.spin_until(lambda: told in capfd.readouterr().err)
+    assert robot.node._report()[2]['frame_route'] == 'by planes'
+    assert target.fetches >= len(policy.images) > 0 and set(policy.images) == {(20, 24, 3)}
+    assert robot.node.trigger_deactivate() is SUCCESS and not target.detached
+    assert robot.node.trigger_cleanup() is SUCCESS
+    assert target.detached == [base for base, _ in target.attached]
 
 
 def test_hold_stops_the_robot_also_across_a_restart_and_reset_forgets(make_robot):

@@ -26,6 +26,7 @@ from vla_edge_ros.nodes import engine
 from vla_edge_ros.nodes.camera import frame_buffer_name, FrameBufferParameters
 from vla_edge_ros.nodes.control_thread import ControlThread
 from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, ERROR, OK, Report, RosClock, WARN
+from vla_edge_ros.nodes.frame_input import FrameInput
 from vla_edge_ros.nodes.lifecycle import ManagedNode, SUCCESS
 from vla_edge_ros.nodes.messages import (
     action_message,
@@ -46,7 +47,6 @@ from vla_edge_ros.runtime.action_queue import (
 )
 from vla_edge_ros.runtime.admission import AdmissionController, AdmissionParameters
 from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters, StepResult
-from vla_edge_ros.runtime.frame_buffer import FrameReader
 from vla_edge_ros.runtime.runner import Runner, ThreadRunner
 from vla_edge_ros.telemetry.trace import TraceWriter
 
@@ -162,7 +162,7 @@ class ReasoningNode(ManagedNode):
             self._check_parameters(parameters)
             self._calibration = self._calibrate(self._policy, progress)
         name = frame_buffer_name(parameters[FrameBufferParameters], self)
-        self._reader = FrameReader(name)
+        self._reader = FrameInput(name, self._policy.frame_target, log.info)
         kind = parameters[ReasoningParameters].action_type
         self._actions = self.create_publisher(ACTION_TYPES[kind], 'action', 10)
         self._observations = self.create_publisher(TimeReference, '~/observation', 10)
@@ -385,10 +385,10 @@ class ReasoningNode(ManagedNode):
         values.update({f'reason.{name}': count for name, count in loop.counts.items()})
         values.update({f'cause.{name}': count for name, count in loop.causes.items()})
         values.update(
-            ticks=last.tick + 1,
-            estimate_ms=round(last.estimate_ms, 3),
+            ticks=last.tick + 1, estimate_ms=round(last.estimate_ms, 3),
             instruction=loop.instruction or '',
             policy_error=self._policy_error,
+            frame_route=self._reader.tell_route(),
         )
         if ages_ms:
             values['observation_age_p50_ms'] = round(float(np.percentile(ages_ms, 50)), 3)
