@@ -4,15 +4,17 @@ A machine that runs translated PTX: threads, warps, and in which order they go o
 All threads of a launch run in lockstep as far as they can: of those that can go on, the ones
 furthest behind do. With a seed the order is any other that a GPU may choose, warp by warp, and
 copies arrive as early or as late as they may. Found are addresses outside of every buffer or not
-aligned, shared memory read before it was written (it begins as NaN), what a kernel reads or
-writes before it waited for the one ahead, and threads that wait for ever. Memory is sequentially
-consistent, so that a missing fence is not found, nor one that is in the wrong place.
+aligned, shared memory read before it was written (it begins as NaN) or without having met who
+did, what a kernel reads or writes before it waited for the one ahead, and threads that wait for
+ever. Memory is sequentially consistent, so that a missing fence is not found, nor one that is in
+the wrong place, and races of blocks only where an order of threads shows them.
 """
 
 from collections import defaultdict
 
 import numpy as np
-from ptx_memory import Accesses, Memory, Misplaced, WINDOW
+from ptx_memory import Accesses, Memory, WINDOW
+from ptx_races import Misplaced
 
 PATIENCE = 1000
 """How often all threads may ask in vain before they are stuck."""
@@ -220,6 +222,7 @@ class Machine(Accesses):
             count = self.alive[self.block_of == key[0]].sum()
         if sum(len(index) for _, index, _ in groups) >= count:
             del self.meeting[key]
+            self.races.meet(np.unique(np.concatenate([index for _, index, _ in groups]) // 32))
             for after, index, _ in groups:
                 self.go(after, index)
 

@@ -4,15 +4,12 @@ from bisect import bisect_right
 from collections import defaultdict
 
 import numpy as np
+from ptx_races import Misplaced, Races
 
 BASE, WINDOW = 1 << 40, 1 << 45
 """Addresses of global memory, and of shared memory when seen as any other."""
 RESERVED = 1024
 """Bytes at the front of shared memory that are the system's own."""
-
-
-class Misplaced(Exception):
-    """What a lane may not do: which of those that are here, and what it was."""
 
 
 class Memory:
@@ -70,18 +67,19 @@ class Memory:
 class Barrier:
     """An mbarrier: a phase is over when all have arrived, threads and bytes."""
 
-    def __init__(self, expected: int):
+    def __init__(self, expected: int, known: np.ndarray):
         self.expected = self.pending = expected
         self.bytes = self.phase = 0
         self.waiting = []
+        self.known = known
 
 
 class Accesses:
     """
     The part of a machine that accesses memory, called by translated code.
 
-    Expects of the machine ``kernel``, ``iota`` and ``block_of`` (every thread's number and
-    block), ``random``, ``perhaps``, ``go`` and ``poll``.
+    Expects of the machine ``kernel``, ``threads`` (of a block), ``iota`` and ``block_of`` (every
+    thread's number and block), ``random``, ``perhaps``, ``go`` and ``poll``.
     """
 
     def __init__(self, memory: Memory, blocks: int, shared_bytes: int, dependent: bool):
@@ -97,6 +95,8 @@ class Accesses:
         self.waited = np.full(len(self.iota), not dependent)
         self.copies, self.bulk, self.barriers = [], [], {}
         self.committed = np.zeros(len(self.iota), int)
+        self.warp_of = self.iota // 32
+        self.races = Races(len(self.shared), len(self.iota) // 32, self.threads // 32)
         self.changes = 0
 
     def place(self, g, space: str, where, size: int, alignment: int = 0):
@@ -122,7 +122,10 @@ class Accesses:
         """Return ``count`` neighbours of each thread, one array each."""
         size = np.dtype(dtype).itemsize
         memory, offset = self.place(g, space, where, size * count)
-        self._check_fresh(g, memory, offset, space == 'constant')
+        if memory is self.shared:
+            self.races.read(self.warp_of[g], offset, size * count)
+        else:
+            self._check_fresh(g, offset, space == 'constant')
         memory, offset = memory.view(dtype), offset // size
         return [memory[offset + i] for i in range(count)]
 
@@ -149,28 +152,31 @@ class Accesses:
         """Wait for the kernel ahead."""
         self.waited[g] = True
 
-    def _check_fresh(self, g, memory, offset, constant: bool) -> None:
+    def _check_fresh(self, g, offset, constant: bool = False) -> None:
         waited = self.waited[g] & (not constant)
-        if memory is not self.shared and not waited.all():
+        if not waited.all():
             early = ~waited & self.memory.fresh[offset]
             if early.any():
                 raise Misplaced(int(np.argmax(early)), 'read while the kernel ahead may write it')
 
     def _changed(self, g, memory, offset, size: int) -> None:
         self.changes += 1
-        if memory is not self.shared:
-            if not self.waited[g].all():
-                raise Misplaced(0, 'stored before it waited for the kernel ahead')
-            for i in range(0, size, 2):
-                self.memory.fresh[offset + i] = True
+        if memory is self.shared:
+            self.races.write(self.warp_of[g], offset, size)
+            return
+        if not self.waited[g].all():
+            raise Misplaced(0, 'stored before it waited for the kernel ahead')
+        for i in range(0, size, 2):
+            self.memory.fresh[offset + i] = True
 
     def copy(self, g, to, source, size) -> None:
         """Copy to shared memory, now or when it is waited for."""
         size = int(np.max(size))
         _, to = self.place(g, 'shared', to, size)
-        memory, source = self.place(g, 'global', source, size)
-        self._check_fresh(g, memory, source, False)
-        self.copies.append((self.iota[g], self.committed[g], to, source, size))
+        _, source = self.place(g, 'global', source, size)
+        self._check_fresh(g, source)
+        self.races.check_write(self.warp_of[g], to, size)
+        self.copies.append((self.iota[g], self.committed[g].copy(), to, source, size))
         if self.perhaps(0.5):
             self.await_copies(g)
 
@@ -187,6 +193,7 @@ class Accesses:
             now = group < until[index]
             for i in range(size):
                 self.shared[to[now] + i] = self.memory.bytes[source[now] + i]
+            self.races.write(self.warp_of[index[now]], to[now], size)
             if not now.all():
                 self.copies.append(tuple(
                     part[~now] for part in (index, group, to, source)) + (size,))  # fmt: skip
@@ -200,6 +207,9 @@ class Accesses:
             _, offset = self.place(one, 'global', source[lane], count, 16)
             if count % 16 or not self.memory.valid[offset[0] : offset[0] + count].all():
                 raise Misplaced(lane, f'a copy of {count} bytes')
+            # The copy may write from now on, and who sees the barrier sees what it wrote.
+            self.races.write(self.warp_of[one], first, count)
+            self.races.tell(self.warp_of[one], barrier.known)
             self.bulk.append((int(first[0]), int(offset[0]), count, barrier))
 
     def deliver(self) -> bool:
@@ -218,12 +228,14 @@ class Accesses:
         self.place(g, 'shared', where, 8)
         count = np.broadcast_to(count, where.shape)
         for lane, block in enumerate(self.block_of[g]):
-            self.barriers[int(block), int(where[lane])] = Barrier(int(count[lane]))
+            self.barriers[int(block), int(where[lane])] = Barrier(
+                int(count[lane]), self.races.nothing())
 
     def arrive(self, g, where, num_bytes) -> None:
         """Count threads in at barriers, which then expect so many bytes more."""
         num_bytes = np.broadcast_to(num_bytes, where.shape)
         for lane, barrier in enumerate(self._barriers(g, where)):
+            self.races.tell(self.warp_of[g][lane : lane + 1], barrier.known)
             barrier.bytes += int(num_bytes[lane])
             barrier.pending -= 1
             if barrier.pending < 0:
@@ -232,7 +244,11 @@ class Accesses:
 
     def is_over(self, g, where, parity) -> np.ndarray:
         """Return whether the phases of this parity are over."""
-        return np.array([barrier.phase for barrier in self._barriers(g, where)]) != parity
+        barriers = self._barriers(g, where)
+        over = np.array([barrier.phase for barrier in barriers]) != parity
+        for lane in np.flatnonzero(over):
+            self.races.learn(self.warp_of[g][lane], barriers[lane].known)
+        return over
 
     def wait(self, g, where, parity, again: int, after: int) -> np.ndarray:
         """Let threads go on when the phases of this parity are over, or tell them to ask anew."""
