@@ -22,6 +22,7 @@ from vla_edge_ros.progress import no_progress, Progress
 HOT = frozenset({
     'decode_qkv', 'decode_attention', 'decode_output', 'decode_mlp', 'decode_down', 'decode_head',
     'prefill_qkv', 'prefill_attention', 'prefill_mlp', 'prefill_partial', 'decode_stream',
+    'vision_resize', 'vision_encode', 'vision_pool',
 })  # fmt: skip
 _COMPILERS = (
     'numba-cuda', 'numba', 'llvmlite', 'nvidia-nvvm', 'nvidia-nvjitlink', 'nvidia-nvjitlink-cu12',
@@ -34,6 +35,10 @@ class Resources(NamedTuple):
     registers: int
     shared_bytes: int
     spill_bytes: int
+
+
+UNKNOWN = Resources(-1, -1, -1)
+"""Where the linker was silent, as it is about what it has linked before."""
 
 
 class Program(NamedTuple):
@@ -189,7 +194,7 @@ def _resources(log: str, entries: dict[str, str]) -> dict[str, Resources]:
         registers = rest and re.search(r'used (\d+) registers', rest[1])
         shared = rest and re.search(r'(\d+) bytes smem', rest[1])
         if not (spills and registers):
-            found[name] = Resources(-1, -1, -1)
+            found[name] = UNKNOWN
             continue
         found[name] = Resources(
             int(registers[1]), int(shared[1]) if shared else 0, int(spills[1]) + int(spills[2]))

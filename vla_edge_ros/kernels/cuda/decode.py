@@ -37,7 +37,7 @@ _INNER, _OUTER = np.float32(INNER_SCALE), np.float32(1 / INNER_SCALE)
 def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tuple]:
     """Return (name, function, argument types) of every kernel."""
     to_half, to_float, inverse_root = ptx.to_half, ptx.to_float, ptx.inverse_root
-    quotient, remainder, ratio = ptx.quotient, ptx.remainder, ptx.ratio
+    quotient, remainder, ratio, again = ptx.quotient, ptx.remainder, ptx.ratio, ptx.again
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
     product = tensor.make_product(DEPTH, capability)
     half_dim = head_dim // 2
@@ -176,9 +176,11 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         splits = quotient(i32(seen + part - 1), i32(part))
         wait()
         mixing_shares(0, splits, extremes, heads, kv_heads, query_rows, shares)
-        for k in range(low * STEP + 4 * cuda.threadIdx.x, high * STEP, 4 * THREADS):
-            out = generic_address(x, k)
+        k = i32(low * STEP + 4 * cuda.threadIdx.x)
+        while k < high * STEP:
+            out = generic_address(x, i64(k))
             mix_four(k, 0, splits, partials, heads, kv_heads, query_rows, shares, out)
+            k = again(i32(k + 4 * THREADS))
         cuda.syncthreads()
         signal()
         base = remainder(i32(cuda.blockIdx.x), chunks) * tiles * 16

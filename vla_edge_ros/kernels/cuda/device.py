@@ -98,9 +98,11 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
     @device
     def add_sums(sums, stride, count, floats, first, size):
         """Add what the chunks of a product left, in order, to a row in shared memory."""
-        for i in range(4 * cuda.threadIdx.x, size, again(i32(4 * THREADS))):
+        i = i32(4 * cuda.threadIdx.x)
+        while i < size:
             add(sums + 4 * i, 4 * stride, i32(count),
                 shared_address(floats, i32(first + i)))  # fmt: skip
+            i = again(i32(i + 4 * THREADS))
         cuda.syncthreads()
 
     @device

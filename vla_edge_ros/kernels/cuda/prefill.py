@@ -37,7 +37,7 @@ _INNER = np.float32(INNER_SCALE)
 def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[tuple]:
     """Return (name, function, argument types) of every kernel."""
     to_half, inverse_root = ptx.to_half, ptx.inverse_root
-    quotient, remainder, ratio = ptx.quotient, ptx.remainder, ptx.ratio
+    quotient, remainder, ratio, again = ptx.quotient, ptx.remainder, ptx.ratio, ptx.again
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
     half_dim = head_dim // 2
     signal, wait, arrived = device.signal, device.wait, device.arrived
@@ -136,9 +136,11 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         part = split_size(seen, warps)
         splits = quotient(i32(seen + part - 1), i32(part))
         mixing_shares(token, splits, extremes, heads, kv_heads, query_rows, shares)
-        for k in range(4 * cuda.threadIdx.x, heads * head_dim, 4 * THREADS):
-            out = generic_address(x, fragment_index(token, k))
+        k = i32(4 * cuda.threadIdx.x)
+        while k < heads * head_dim:
+            out = generic_address(x, i64(fragment_index(token, k)))
             mix_four(k, token, splits, partials, heads, kv_heads, query_rows, shares, out)
+            k = again(i32(k + 4 * THREADS))
 
     def prefill_mlp(weights, tiles, steps, x, inner):
         sums = cuda.shared.array(_SUMS, F32)

@@ -47,6 +47,7 @@ from vla_edge_ros.kernels.cuda.stream_parts import (
     define_parts,
     DONE,
     EXPAND,
+    GOAL,
     LAYER_PHASES,
     NEVER,
     PART,
@@ -75,11 +76,13 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     store_word = stream_ptx.store_word
     collect, clear = stream_ptx.make_collect(STREAM_SUMS), stream_ptx.clear
     keep, recall = stream_ptx.keep, stream_ptx.recall
-    who, again, again_long = stream_ptx.who, ptx.again, stream_ptx.again_long
+    who, which = stream_ptx.who, stream_ptx.which
+    again, again_long = ptx.again, stream_ptx.again_long
     normalise, gather_parts = stream_ptx.make_normalise(MAX_HIDDEN), stream_ptx.make_gather_parts()
     parts = define_parts(capability, head_dim)
     part_of, multiply, sum_of = parts.part_of, parts.multiply, parts.sum_of
     await_all, finish, ask_for = parts.await_all, parts.finish, parts.ask_for
+    await_projected = parts.await_projected
     add_rows, choose, best_of_block = parts.add_rows, parts.choose, parts.best_of_block
     attend_split, stream_weights = parts.attend_split, parts.stream_weights
     forget, bring_next, batch_of = parts.forget, parts.bring_next, parts.batch_of
@@ -135,6 +138,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                  i32((first + quotient(i32(count * index), blocks)) * depth))  # fmt: skip
         elif thread == 32:
             keep(i32(base + DONE), i32(0))
+            keep(i32(base + GOAL), i32(0))
             for stage in range(stages):
                 make_barrier(i32(ring - BARRIER_BYTES + stage * 16), i32(1))
                 make_barrier(i32(ring - BARRIER_BYTES + stage * 16 + 8), i32(WARPS))
@@ -156,11 +160,11 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
         for i in range(first + thread, last, THREADS):
             store_word(generic_address(inner, i64(2 * i)), unwritten)
             store_word(generic_address(inner, i64(inner_size + 2 * i)), unwritten)
-        item = block
+        item = which()
         while item < 2 * kv_heads * most_splits:
             forget(partials, extremes, item, unwritten)
             item = i32(item + blocks)
-        goal, turn, odd = i32(0), i32(0), i32(0)
+        turn, odd = i32(0), i32(0)
         while recall(i32(again(base) + DONE)) < num_tokens:
             if who() == 0:
                 rank = i32(state[CONTEXT] + recall(i32(again(base) + DONE)))
@@ -170,8 +174,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 keep(i32(base + PART), i32(quotient(i32(rank + most), most) * 16))
             meet()
             layer, phase = i32(0), i32(PROJECT)
-            value, chosen = f32(-np.inf), NEVER
             while layer <= layers:
+                value, chosen = f32(-np.inf), NEVER
                 if layer == layers:
                     phase = i32(CHOOSE)
                 normed = phase == PROJECT or phase == EXPAND or phase == CHOOSE
@@ -184,7 +188,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         gain = final_norm
                     ask_for(gain, 4 * again(hidden), base + 2 * again(hidden))
                 else:
-                    bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated,
+                    bring_next(phase, layer, layers, which(), base, bias, cosine, sine, rotated,
                                pairs, layer_ranks, ranks, kv_heads, most_splits, qkv_tiles,
                                depth)  # fmt: skip
                 # What is multiplied first is worked out before the wait.
@@ -211,9 +215,9 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                             await_all(counter + 4, i32(done * blocks))
                             token = choose(
                                 candidates, chosen_rows, again(blocks), state[FIRST_ROW], spoiled)
-                            if block == 0 and who() == 0:
+                            if which() == 0 and who() == 0:
                                 tokens[done - 1] = token
-                        embed(base, fixed, embedding, token, hidden, residual, block == 0)
+                        embed(base, fixed, embedding, token, hidden, residual, which() == 0)
                         meet()
                     arrived()
                     if at < last:
@@ -221,14 +225,12 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     if layer == 0 and phase == PROJECT:
                         clear(i32(base + STREAM_SUMS), units)  # where the embedding was
                 elif phase == ATTEND:
-                    goal = i32(goal + blocks)
-                    await_all(counter, goal)
+                    await_projected(counter, base, blocks)
                     rank, part = recall(i32(base + RANK)), recall(i32(base + PART))
                     ordered = i64(layer) * again_long(layer_ranks)
-                    item, items = block, i32(again(kv_heads) * most_splits)
+                    item, items = which(), i32(again(kv_heads) * most_splits)
                     while item < items:
                         line = i32(item + odd * items)
-                        other = i32(item + (odd ^ 1) * items)
                         split, kv = remainder(item, most_splits), quotient(item, most_splits)
                         if split * part <= rank:
                             attend_split(
@@ -236,7 +238,9 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 generic_address(rotated, ordered),
                                 generic_address(pairs, ordered), query_rows, ranks,
                                 partials, extremes, line, base)  # fmt: skip
-                        forget(partials, extremes, other, unwritten)
+                        items = i32(again(kv_heads) * most_splits)
+                        forget(partials, extremes, i32(item + (again(odd) ^ 1) * items),
+                               unwritten)  # fmt: skip
                         item = i32(item + blocks)
                         if item < items:
                             meet()
@@ -324,7 +328,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 if phase == CHOOSE:
                     value, chosen = best_of_block(base, floats, ints, value, chosen)
                     if who() == 0:
-                        place = again(block)
+                        place = which()
                         candidates[place], chosen_rows[place] = value, chosen
                     finish(counter + 4)
                 elif phase == PROJECT:
@@ -337,7 +341,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
             if who() == 0:
                 keep(i32(again(base) + DONE), i32(recall(i32(again(base) + DONE)) + 1))
             meet()
-        if block == 0:
+        if which() == 0:
             await_all(counter + 4, i32(num_tokens * blocks))
             token = choose(
                                 candidates, chosen_rows, again(blocks), state[FIRST_ROW], spoiled)

@@ -31,8 +31,9 @@ ATTENTION_SUMS = STREAM_SCRATCH
 SMALL = ATTENTION_SUMS + WARPS * 128
 PLAN = SMALL + 64
 """Where this block's part of each phase begins and ends, in steps."""
-RANK, SLOT, PART, DONE = range(PLAN + 48, PLAN + 64, 4)
-"""Of the token decoded now: its rank, its slot, the keys of one split, and how many are done."""
+RANK, SLOT, PART, DONE, GOAL = range(PLAN + 48, PLAN + 68, 4)
+"""Of the token decoded now: its rank, its slot, the keys of one split, how many
+tokens are done, and how often a block has projected when all have."""
 RING = STREAM_SCRATCH + STREAM_EXTRA
 NEVER = np.int32(0x7FFFFFFF)
 LARGEST = np.float32(FIXED_RANGE)
@@ -49,7 +50,8 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
     announce, await_count = stream_ptx.announce, stream_ptx.await_count
     load_int, add_long, store_word, to_fixed = (
         stream_ptx.load_int, stream_ptx.add_long, stream_ptx.store_word, stream_ptx.to_fixed)
-    recall, again, who = stream_ptx.recall, ptx.again, stream_ptx.who
+    recall, keep = stream_ptx.recall, stream_ptx.keep
+    again, who = ptx.again, stream_ptx.who
     consume = stream_ptx.make_consume(capability)
     attend = make_attend(head_dim, capability)
     combine = stream_ptx.make_combine(head_dim)
@@ -99,6 +101,15 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
     def await_all(counter, goal):
         """Wait until all blocks have finished the phases before."""
         if who() == 0:
+            await_count(counter, goal)
+        meet()
+
+    @jit
+    def await_projected(counter, base, blocks):
+        """Wait until all blocks have projected once more than at the last call."""
+        if who() == 0:
+            goal = i32(recall(i32(base + GOAL)) + blocks)
+            keep(i32(base + GOAL), goal)
             await_count(counter, goal)
         meet()
 
@@ -294,7 +305,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
         return unit, units, one, i32(min(last, i32((unit + units) * span)) - at)
 
     functions = (
-        feed, await_all, finish, ask_for, part_of, multiply, sum_of, add_rows, choose,
-        best_of_block, attend_split, stream_weights, forget, bring_next, batch_of,
+        feed, await_all, await_projected, finish, ask_for, part_of, multiply, sum_of, add_rows,
+        choose, best_of_block, attend_split, stream_weights, forget, bring_next, batch_of,
     )  # fmt: skip
     return SimpleNamespace(**{function.__name__: function for function in functions})

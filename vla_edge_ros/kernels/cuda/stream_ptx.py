@@ -60,6 +60,9 @@ await_parity = assembly(
 who = assembly('mov.u32 $0, %tid.x;', (), _I32)
 """This thread's number, anew: what depends on it is then not kept in registers for ever."""
 
+which = assembly('mov.u32 $0, %ctaid.x;', (), _I32)
+"""This block's number, anew."""
+
 again_long = assembly('mov.b64 $0, $1;', (_I64,), _I64)
 
 recall = assembly('ld.shared.b32 $0, [$1];', (_I32,), _I32)
