@@ -246,8 +246,9 @@ class Accesses:
         """Return whether the phases of this parity are over."""
         barriers = self._barriers(g, where)
         over = np.array([barrier.phase for barrier in barriers]) != parity
-        for lane in np.flatnonzero(over):
-            self.races.learn(self.warp_of[g][lane], barriers[lane].known)
+        learn = {(int(self.warp_of[g][lane]), barriers[lane]) for lane in np.flatnonzero(over)}
+        for warp, barrier in learn:
+            self.races.learn(warp, barrier.known)
         return over
 
     def wait(self, g, where, parity, again: int, after: int) -> np.ndarray:

@@ -40,29 +40,27 @@ class Races:
 
     def read(self, warps, offset, size: int) -> None:
         """Take note of reads."""
-        mine = self.local[warps]
-        for grain in self._grains(offset, size):
-            writer = self.writer[grain]
-            seen = self.written[grain] <= self.known[warps, writer]
-            self._demand(len(warps), seen, writer, 'wrote')
-            self.read_at[grain, mine] = self.known[warps, mine]
+        warps, grains = self._spread(warps, offset, size)
+        writer, mine = self.writer[grains], self.local[warps]
+        self._demand(self.written[grains] <= self.known[warps, writer], writer, size, 'wrote')
+        self.read_at[grains, mine] = self.known[warps, mine]
 
     def check_write(self, warps, offset, size: int) -> None:
         """Check that writes can begin."""
-        for grain in self._grains(offset, size):
-            writer = self.writer[grain]
-            seen = self.written[grain] <= self.known[warps, writer]
-            self._demand(len(warps), seen, writer, 'wrote')
-            reads = self.read_at[grain] > self.known[warps]
-            self._demand(len(warps), ~reads.any(-1), reads.argmax(-1), 'reads')
+        warps, grains = self._spread(warps, offset, size)
+        writer = self.writer[grains]
+        self._demand(self.written[grains] <= self.known[warps, writer], writer, size, 'wrote')
+        reads = self.read_at[grains] > self.known[warps]
+        if reads.any():
+            self._demand(~reads.any(-1), reads.argmax(-1), size, 'reads')
 
     def write(self, warps, offset, size: int) -> None:
         """Take note of writes."""
         self.check_write(warps, offset, size)
+        warps, grains = self._spread(warps, offset, size)
         mine = self.local[warps]
-        for grain in self._grains(offset, size):
-            self.writer[grain], self.written[grain] = mine, self.known[warps, mine]
-            self._demand(len(warps), self.writer[grain] == mine, self.writer[grain], 'writes')
+        self.writer[grains], self.written[grains] = mine, self.known[warps, mine]
+        self._demand(self.writer[grains] == mine, self.writer[grains], size, 'writes')
 
     def meet(self, warps) -> None:
         """Let all of these warps know what any of them did."""
@@ -85,14 +83,13 @@ class Races:
     def _advance(self, warps) -> None:
         self.known[warps, self.local[warps]] += 1
 
-    def _grains(self, offset, size: int):
-        if np.ndim(offset) and len(offset) == 1:
-            yield np.arange(offset[0] // GRAIN, (offset[0] + size + GRAIN - 1) // GRAIN)
-            return
-        for i in range(0, size, GRAIN):
-            yield (offset + i) // GRAIN
+    def _spread(self, warps, offset, size: int):
+        """Return warp and grain of every grain of accesses of a size."""
+        count = -(-size // GRAIN)
+        grains = (offset // GRAIN)[:, None] + np.arange(count)
+        return np.repeat(warps, count), grains.reshape(-1)
 
-    def _demand(self, lanes: int, fine, others, what: str) -> None:
+    def _demand(self, fine, others, size: int, what: str) -> None:
         if not fine.all():
             at = int(np.argmin(fine))
-            raise Misplaced(at if lanes > 1 else 0, f'a race: warp {others[at]} {what} there too')
+            raise Misplaced(at // -(-size // GRAIN), f'a race: warp {others[at]} {what} there too')
