@@ -26,7 +26,8 @@ from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, HIDDEN, I32, I
 
 def define_attention(capability: tuple[int, int], head_dim: int, device) -> list[tuple]:
     """Return (name, function, argument types) of every kernel."""
-    half_dim = head_dim // 2
+    half_dim, quads = head_dim // 2, head_dim // 8
+    turn = ptx.make_turn(head_dim)
     to_half, exp2 = ptx.to_half, ptx.exp2
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
     attend, attend_rows = (
@@ -126,25 +127,28 @@ def define_attention(capability: tuple[int, int], head_dim: int, device) -> list
     def arrange(state, order, keys, values, cosine, sine, rotated, pairs, layers, slots, kv_heads,
                 ranks):  # fmt: skip
         """Rotate the cached keys by rank, and bring the values into pairs of ranks."""
-        first, stop = state[ARRANGE_FROM], state[CONTEXT]
-        chunks = (stop - first + ARRANGE_RANKS - 1) // ARRANGE_RANKS
+        first, stop = state[ARRANGE_FROM] & ~1, state[CONTEXT]
+        chunks = (stop - first + ARRANGE_RANKS - 1) >> 5
         for unit in range(cuda.blockIdx.x, layers * kv_heads * chunks, cuda.gridDim.x):
             layer = quotient(i32(unit), i32(kv_heads * chunks))
             rest = i32(unit - layer * kv_heads * chunks)
             kv, chunk = quotient(rest, i32(chunks)), remainder(rest, i32(chunks))
-            for item in range(cuda.threadIdx.x, ARRANGE_RANKS * half_dim, THREADS):
-                rank, d = first + chunk * ARRANGE_RANKS + item // half_dim, item % half_dim
+            for item in range(cuda.threadIdx.x, ARRANGE_RANKS // 2 * quads, THREADS):
+                rank = first + chunk * ARRANGE_RANKS + item // quads * 2
+                d = item % quads * 4
                 if rank < stop:
-                    source = ((layer * slots + order[rank]) * kv_heads + kv) * head_dim + d
-                    low, high = keys[source], keys[source + half_dim]
-                    c, s = cosine[rank * half_dim + d], sine[rank * half_dim + d]
-                    head = (layer * kv_heads + kv) * ranks
-                    place = (head + rank) * head_dim + d
-                    rotated[place] = to_half(low * c - high * s)
-                    rotated[place + half_dim] = to_half(high * c + low * s)
-                    place = (head + (rank & ~1)) * head_dim + 2 * d + (rank & 1)
-                    pairs[place] = values[source]
-                    pairs[place + head_dim] = values[source + half_dim]
+                    both = i32(1 if rank + 1 < stop else 0)
+                    rows = i64(layer) * slots
+                    here = ((rows + order[rank]) * kv_heads + kv) * head_dim + d
+                    there = ((rows + order[rank + both]) * kv_heads + kv) * head_dim + d
+                    place = (i64(layer * kv_heads + kv) * ranks + rank) * head_dim
+                    turn(
+                        generic_address(keys, here), generic_address(keys, there),
+                        generic_address(values, here), generic_address(values, there),
+                        generic_address(cosine, i64(rank * half_dim + d)),
+                        generic_address(sine, i64(rank * half_dim + d)),
+                        generic_address(rotated, place + d),
+                        generic_address(pairs, place + 2 * d), both)
 
     fl, ha, it, n, a = FLOATS, HALVES, INTS, I32, I64
     return [

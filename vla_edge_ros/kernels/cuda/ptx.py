@@ -285,3 +285,58 @@ def make_sum(count: int):
         lines += [f'add.f32 s{i}, s{i}, v{4 * part + i};' for i in range(4)]
     lines += ['DONE:', 'st.shared.v4.f32 [$3], {s0, s1, s2, s3};']
     return assembly(block_of(lines), (types.int64, types.int64, types.int32, types.int32))
+
+
+def make_turn(head_dim: int):
+    """
+    Return ``turn(keys, next_keys, values, next_values, cosine, sine, rotated, pairs, both)``.
+
+    Four neighbours of both halves of an even rank and of the next one, all loads under way
+    together. ``keys``, ``next_keys`` int64: addresses of float32; ``values``, ``next_values``
+    int64: of float16; ``cosine``, ``sine`` int64: of the rank's float32, the next rank's behind
+    them; ``rotated``, ``pairs`` int64: where the float16 of both ranks go; ``both`` int32: 0
+    leaves the next rank out.
+    """
+    half = head_dim // 2
+    lines = [
+        '.reg .pred p;', '.reg .f32 k<16>, c<8>, s<8>, x, y;', '.reg .b32 v<8>, w<4>;',
+        '.reg .b16 h<4>;', 'setp.ne.s32 p, $8, 0;',
+    ]  # fmt: skip
+
+    def four(name, first):
+        return '{' + ', '.join(f'{name}{first + i}' for i in range(4)) + '}'
+
+    for rank in (0, 1):
+        for part in (0, 1):
+            lines += [f'ld.global.v4.f32 {four("k", 8 * rank + 4 * part)}, '
+                      f'[${rank}+{4 * half * part}];']  # fmt: skip
+            v = 4 * rank + 2 * part
+            lines += [f'ld.global.v2.b32 {{v{v}, v{v + 1}}}, [${2 + rank}+{2 * half * part}];']
+        lines += [f'ld.global.v4.f32 {four("c", 4 * rank)}, [$4+{4 * half * rank}];',
+                  f'ld.global.v4.f32 {four("s", 4 * rank)}, [$5+{4 * half * rank}];']  # fmt: skip
+    for rank in (0, 1):
+        for part in (0, 1):
+            for i in range(4):
+                low, high = f'k{8 * rank + i}', f'k{8 * rank + 4 + i}'
+                mine, other = (low, high) if part == 0 else (high, low)
+                c, s = f'c{4 * rank + i}', f's{4 * rank + i}'
+                lines += [
+                    f'mul.f32 x, {other}, {s};', *([] if part else ['neg.f32 x, x;']),
+                    f'fma.rn.f32 x, {mine}, {c}, x;',
+                    'max.f32 y, x, 0fC77FE000;', 'min.f32 y, y, 0f477FE000;',
+                    f'cvt.rn.f16.f32 h{i}, y;',
+                ]  # fmt: skip
+            lines += [
+                'mov.b32 w0, {h0, h1};', 'mov.b32 w1, {h2, h3};',
+                f'{"@p " if rank else ""}st.global.v2.b32 '
+                f'[$6+{2 * head_dim * rank + 2 * half * part}], {{w0, w1}};',
+            ]  # fmt: skip
+    for part in (0, 1):
+        for word in (0, 1):
+            lines += [
+                f'mov.b32 {{h0, h1}}, v{2 * part + word};',
+                f'mov.b32 {{h2, h3}}, v{4 + 2 * part + word};',
+                f'mov.b32 w{2 * word}, {{h0, h2}};', f'mov.b32 w{2 * word + 1}, {{h1, h3}};',
+            ]  # fmt: skip
+        lines += [f'st.global.v4.b32 [$7+{2 * head_dim * part}], {four("w", 0)};']
+    return assembly(block_of(lines), (types.int64,) * 8 + (types.int32,))
