@@ -1,12 +1,14 @@
 """How an engine is brought onto a GPU, with a device that only takes notes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from vla_edge_ros.kernels.cuda import engine as engine_module
 from vla_edge_ros.kernels.cuda.compiler import Program
+from vla_edge_ros.kernels.cuda.driver import Device
 from vla_edge_ros.kernels.cuda.engine import Engine
 from vla_edge_ros.kernels.cuda.layout import memory_plan
 from vla_edge_ros.kernels.memory_plan import GPU, PINNED, select
@@ -88,6 +90,42 @@ def test_every_layer_is_told_when_its_upload_begins(device):
         ('uploading the vocabulary', 1, 1),
         *(('uploading layer', layer, layers) for layer in range(1, layers + 1)),
         ('recording the prefill', 1, 1)]
+
+
+class FakeDriver:
+    """What registering asks of the driver; memory at 7 is never locked."""
+
+    CU_MEMHOSTREGISTER_READ_ONLY = 8
+    CUresult = SimpleNamespace(CUDA_SUCCESS=SimpleNamespace(name='CUDA_SUCCESS'))
+
+    def __init__(self):
+        self.calls = []
+
+    def cuMemHostRegister(self, address, num_bytes, flags):
+        self.calls.append((address, num_bytes, flags))
+        return (SimpleNamespace(name='CUDA_ERROR_NOT_SUPPORTED')
+                if address == 7 else self.CUresult.CUDA_SUCCESS,)  # fmt: skip
+
+    def cuMemHostUnregister(self, address):
+        self.calls.append(address)
+        return (self.CUresult.CUDA_SUCCESS,)
+
+
+@pytest.mark.parametrize('supported', [0, 1])
+def test_memory_is_locked_for_reading_where_the_device_can_and_released_once(
+    monkeypatch, supported
+):
+    device = object.__new__(Device)
+    device._cu, device._registered = FakeDriver(), []
+    monkeypatch.setattr(Device, 'use', lambda _: None)
+    monkeypatch.setattr(Device, 'attribute', lambda _, name: {
+        'READ_ONLY_HOST_REGISTER_SUPPORTED': supported}[name])  # fmt: skip
+    assert device.register(4096, 100) == ''
+    assert device.register(7, 100) == 'CUDA_ERROR_NOT_SUPPORTED'
+    for address in (7, 4096, 4096):
+        device.unregister(address)
+    flags = 8 * supported
+    assert device._cu.calls == [(4096, 100, flags), (7, 100, flags), 4096]
 
 
 @pytest.mark.parametrize('tied', [True, False])

@@ -1,7 +1,9 @@
 """Frames for the policy of a node, and how they reach its device, told in the log."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
+from vla_edge_ros.errors import TransportError
 from vla_edge_ros.runtime.frame_buffer import FrameReader
 
 
@@ -25,6 +27,8 @@ class FrameInput(FrameReader):
         super().__init__(name, target)
         self._log = log
         self._told = ''
+        with suppress(TransportError):  # a tick will tell
+            self.newest_sequence()  # attaches: what that costs is better spent now than in a tick
 
     def tell_route(self) -> str:
         """Return how frames reach the device, and log it if it is news; not from a tick."""
