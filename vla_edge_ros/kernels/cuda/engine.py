@@ -27,6 +27,7 @@ from vla_edge_ros.kernels.cuda.constants import (
 )
 from vla_edge_ros.kernels.cuda.driver import Device, Gpu
 from vla_edge_ros.kernels.cuda.launches import Launches
+from vla_edge_ros.kernels.cuda.patience import Patience
 from vla_edge_ros.kernels.cuda.upload import upload
 from vla_edge_ros.kernels.device_array import DeviceArray
 from vla_edge_ros.kernels.memory_plan import GPU, memory_mb, PINNED
@@ -99,6 +100,7 @@ class Engine:
         self._prefill_launches = launches.prefill()
         self._prefill_graphs = {(0, TOKENS): device.record(self._queue_prefill)}
         self._decode_graphs: dict[int, object] = {}
+        self._patience = Patience()
 
     @staticmethod
     def memory_mb() -> dict[str, float]:
@@ -140,10 +142,10 @@ class Engine:
             else:
                 self._host_rows[: stop - start] = embeddings[start:stop]
             if layer_outputs is None:
-                device.run(self._prefill_graph(source, rows))
+                self._run('prefill', self._prefill_graph(source, rows))
             else:
                 self._queue_prefill(source, rows, layer_outputs[:, start:stop])
-            device.wait()
+                device.wait()
             hidden[start:stop] = self._host_hidden[: stop - start]
         return hidden
 
@@ -174,9 +176,12 @@ class Engine:
         if graph is None:
             graph = device.record(lambda: self._queue_decode(num_tokens))
             self._decode_graphs[num_tokens] = graph
-        device.run(graph)
-        device.wait()
+        self._run(num_tokens, graph)
         return self._host_tokens[:num_tokens].copy()
+
+    def _run(self, kind: str | int, graph) -> None:
+        """Run a graph, asleep until shortly before its end."""
+        self._patience.run(kind, lambda: self.device.run(graph), self.device.wait)
 
     def close(self) -> None:
         """Free everything on the device; also done when the engine is garbage."""
