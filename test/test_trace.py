@@ -103,7 +103,7 @@ def test_line_of_another_length_is_named(tmp_path):
     path = tmp_path / 'trace.csv'
     write(path, result())
     path.write_text(path.read_text() + '1,2\n')
-    with pytest.raises(ConfigError, match=r'trace \(line 3 has 2 of 23 fields\)'):
+    with pytest.raises(ConfigError, match=r'trace \(line 3 has 2 of 26 fields\)'):
         read_trace(path)
 
 

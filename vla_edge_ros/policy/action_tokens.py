@@ -1,6 +1,6 @@
 """Action chunks and the tokens they are made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +32,12 @@ class ActionChunk:
     grounding: np.ndarray
     tokens: np.ndarray
     observation_stamp_ns: int
+
+    def first(self, rows: int) -> 'ActionChunk':
+        """Return the chunk with its first ``rows`` actions only, all of them for 0."""
+        if not 0 < rows < len(self.values):
+            return self
+        return replace(self, values=self.values[:rows])
 
 
 class ActionTokenizer:

@@ -86,6 +86,8 @@ class Reason(str, Enum):
     DECODE_OVER_BUDGET = 'decode_over_budget'
     OVER_BUDGET = 'over_budget'
     DEADLINE_PASSED = 'deadline_passed'
+    REQUESTED = 'requested'
+    PLAYING = 'playing'
     BUSY = 'busy'
     OPERATOR_HOLD = 'operator_hold'
     NO_INSTRUCTION = 'no_instruction'
@@ -213,8 +215,7 @@ class AdmissionController:
             self._prefill.skip = self._decode.skip = True
         self._active_ns = now_ns
 
-        prefill_ns = self._prefill.mean + parameters.tail_factor * self._prefill.tail
-        total_ns = prefill_ns + self._decode.mean + parameters.tail_factor * self._decode.tail
+        prefill_ns, total_ns = self._bounds_ns()
         budget_ns = deadline_ns - now_ns - parameters.margin_ms * NS_PER_MS
         if budget_ns <= 0:
             kind, reason = DecisionKind.REFUSE, Reason.DEADLINE_PASSED
@@ -236,7 +237,20 @@ class AdmissionController:
         self.counts[reason.value] += 1
         return Decision(kind, total_ns / NS_PER_MS, budget_ns / NS_PER_MS, reason)
 
+    def request(self, now_ns: int) -> Decision:
+        """Count and return a full run that starts at ``now_ns``, however long it takes."""
+        self._active_ns = now_ns
+        self.counts[Reason.REQUESTED.value] += 1
+        _, total_ns = self._bounds_ns()
+        return Decision(DecisionKind.FULL, total_ns / NS_PER_MS, math.nan, Reason.REQUESTED)
+
     def refuse(self, reason: Reason) -> Decision:
         """Count and return a refusal that has nothing to do with time."""
         self.counts[reason.value] += 1
         return Decision(DecisionKind.REFUSE, math.nan, math.nan, reason)
+
+    def _bounds_ns(self) -> tuple[float, float]:
+        """Return the bound on an observation and on a full run, ns."""
+        tail_factor = self.parameters.tail_factor
+        prefill_ns = self._prefill.mean + tail_factor * self._prefill.tail
+        return prefill_ns, prefill_ns + self._decode.mean + tail_factor * self._decode.tail

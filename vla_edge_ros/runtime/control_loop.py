@@ -1,7 +1,8 @@
 """
 The control loop: one straight line from the newest frame to the published action.
 
-A host (ROS node, replay, simulator) calls ``tick`` once a period and publishes what it returns.
+A host (ROS node, replay, simulator) calls ``tick`` once a period and publishes what it returns,
+and ``between_ticks`` in between. When the policy runs is the business of the schedule.
 Two clocks are injected: ``steady`` times deadlines and durations, ``clock`` is ROS time, which
 image stamps and ages are told in; in virtual time both are the same clock.
 """
@@ -10,121 +11,37 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 import math
-from typing import Any, Protocol
 
 import numpy as np
 
-from vla_edge_ros.clock import Clock, NS_PER_MS, NS_PER_S
+from vla_edge_ros.clock import Clock, NS_PER_MS
 from vla_edge_ros.errors import ConfigError
-from vla_edge_ros.parameters import parameter, validate
-from vla_edge_ros.policy.action_tokens import ActionChunk
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters, Cause
 from vla_edge_ros.runtime.admission import (
     AdmissionController,
     AdmissionParameters,
+    Decision,
     DecisionKind,
     Reason,
 )
+from vla_edge_ros.runtime.input_gate import FrameSource, InputGate
+from vla_edge_ros.runtime.loop_parameters import ControlLoopParameters
 from vla_edge_ros.runtime.policy_job import Policy, PolicyJob
 from vla_edge_ros.runtime.runner import Outcome, Runner
+from vla_edge_ros.runtime.schedules import Arrival, SCHEDULES
+from vla_edge_ros.runtime.step_result import StepResult
 from vla_edge_ros.telemetry.stages import Stage
 
 
-@dataclass(frozen=True, slots=True)
-class ControlLoopParameters:
-    """The timing of the loop and what it accepts as input."""
+@dataclass(slots=True)
+class _Gathered:
+    """What came of runs since the tick before."""
 
-    rate_hz: float = parameter(
-        30.0, 'Ticks per second', unit='Hz', range=(0.1, 1000.0), read_only=True
-    )
-    deadline_ms: float = parameter(
-        33.0,
-        'Time from the scheduled tick to the latest publication of its action',
-        unit='ms',
-        range=(0.1, 10_000.0),
-    )
-    publish: str = parameter(
-        'on_ready',
-        'Publish as soon as the action is ready, or only at the start of a tick',
-        choices=('on_ready', 'on_tick'),
-    )
-    late_results: str = parameter(
-        'use',
-        'What becomes of a chunk that missed its deadline',
-        choices=('use', 'discard'),
-    )
-    max_observation_age_ms: float = parameter(
-        500.0,
-        'Frames whose stamp is further from now are not looked at',
-        unit='ms',
-        range=(1.0, 3.6e6),
-    )
-    max_joint_state_age_ms: float = parameter(
-        500.0, 'Joint states received longer ago are not used', unit='ms', range=(1.0, 60_000.0)
-    )
-    frozen_camera_ticks: int = parameter(
-        15,
-        'Ticks in a row without a new frame after which the camera is frozen',
-        range=(1, 100_000),
-    )
-
-    def __post_init__(self):
-        """Check every value, and that the deadline lies within the period."""
-        validate(self)
-        if self.deadline_ms * NS_PER_MS > self.period_ns:
-            rule = f'must not exceed the period of {self.rate_hz} Hz'
-            raise ConfigError('deadline_ms', rule, self.deadline_ms)
-
-    @property
-    def period_ns(self) -> int:
-        """Time between two ticks, ns."""
-        return round(NS_PER_S / self.rate_hz)
-
-
-class FrameSource(Protocol):
-    """Where frames come from."""
-
-    def read(self) -> Any:
-        """Return the newest ``Frame``, the caller's own, or None when there is none."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """
-    One tick: what to publish, and how that came about; None where there is nothing to say.
-
-    ``telemetry.trace.COLUMNS`` documents every field but the last four. ``action`` is what to
-    publish (float32 [action_dim]); ``chunk`` is the chunk it was taken from, of which the rows
-    from ``chunk_index`` on are still to come unless ``cause`` holds an action; ``error`` is the
-    first that the policy raised; ``late`` tells
-    that a result arrived which had missed its deadline.
-    """
-
-    tick: int
-    scheduled_ns: int
-    started_ns: int
-    published_ns: int
-    action_stamp_ns: int
-    decision: DecisionKind
-    reason: Reason
-    cause: Cause
-    frame_sequence: int | None
-    observation_stamp_ns: int | None
-    observation_age_ms: float
-    chunk_index: int | None
-    estimate_ms: float
-    budget_ms: float
-    preprocess_ms: float
-    vision_ms: float
-    prefill_ms: float
-    decode_ms: float
-    late: bool
-    evicted_frame: int | None
-    retained_frames: int | None
-    action: np.ndarray | None
-    chunk: ActionChunk | None
-    error: Exception | None
+    outcome: Outcome | None = None
+    error: Exception | None = None
+    late: bool = False
+    runs: int = 0
+    started: Decision | None = None
 
 
 class ControlLoop:
@@ -145,7 +62,7 @@ class ControlLoop:
     steady : Clock
         Monotonic time, the runner's.
     parameters : ControlLoopParameters, optional
-        Timing and input limits.
+        Timing, schedule and input limits.
     read_proprioception : callable, optional
         Returns the joint state as the caller's own array with the steady time of its reception,
         ns; or None while there is none.
@@ -171,28 +88,37 @@ class ControlLoop:
         parameters: ControlLoopParameters | None = None,
         read_proprioception: Callable[[], tuple[np.ndarray, int] | None] | None = None,
     ):
-        self.parameters = parameters or ControlLoopParameters()
         self.admission = admission
         self.queue = queue
         self.instruction: str | None = None
         self.counts = {reason.value: 0 for reason in Reason}
         self.causes = {cause.value: 0 for cause in Cause}
         self._policy = policy
-        self._frame_source = frame_source
+        self._gate = InputGate(frame_source, read_proprioception, clock, steady)
         self._runner = runner
         self._clock = clock
         self._steady = steady
-        self._read_proprioception = read_proprioception
         self._requests: deque[Callable[[], None]] = deque()
         self._new_instruction: str | None = None
         self._reset_policy = False
         self._epoch = 0
         self._job: PolicyJob | None = None
+        self._gathered = _Gathered()
         self._tick = 0
-        self._newest_sequence: int | None = None
-        self._observed_sequence: int | None = None
-        self._same_frame_ticks = 0
+        self._frame_sequence: int | None = None
         self._retained_frames: int | None = None
+        self.parameters = parameters or ControlLoopParameters()
+
+    @property
+    def parameters(self) -> ControlLoopParameters:
+        """Return the parameters in force; setting them starts the schedule afresh."""
+        return self._parameters
+
+    @parameters.setter
+    def parameters(self, parameters: ControlLoopParameters) -> None:
+        self._parameters = parameters
+        make_schedule = SCHEDULES[parameters.schedule]
+        self._schedule = make_schedule(parameters, self.admission, self.queue, self._steady)
 
     def set_instruction(self, text: str) -> None:
         """
@@ -242,84 +168,83 @@ class ControlLoop:
         while self._requests:
             self._requests.popleft()()
         deadline_ns = scheduled_ns + int(self.parameters.deadline_ms * NS_PER_MS)
-        outcome, error, late = None, None, False
         if self._runner.busy:
-            outcome = self._runner.wait(started_ns)
-            if outcome is not None:
-                error = outcome.error
-                late = self._collect(outcome, self.parameters.publish == 'on_ready')
+            self._collect(self._runner.wait(started_ns), scheduled_ns)
 
-        frame, proprioception, reason = self._look()
-        if reason is None:
-            decision = self.admission.decide(self._steady.now_ns(), deadline_ns)
-            reason = decision.reason
-        else:
-            decision = self.admission.refuse(reason)
+        self._frame_sequence = None
+        plan = self._schedule.at_tick(scheduled_ns, deadline_ns, self._look)
+        decision, reason = plan.decision, plan.decision.reason
         if decision.kind is not DecisionKind.REFUSE:
-            full = decision.kind is DecisionKind.FULL
-            self._start(frame, proprioception, full, scheduled_ns, deadline_ns)
-            if full and self.parameters.publish == 'on_ready':
-                own_outcome = self._runner.wait(deadline_ns)
-                if own_outcome is None:
-                    reason = Reason.DEADLINE_MISSED
-                else:
-                    outcome, error = own_outcome, error or own_outcome.error
-                    late |= self._collect(outcome, False)
-        if error is not None:
+            self._start(decision, scheduled_ns, deadline_ns)
+        elif reason is Reason.BUSY and self._gathered.started is not None:
+            decision, reason = self._gathered.started, self._gathered.started.reason
+        if plan.waits and self._runner.busy:
+            outcome = self._runner.wait(deadline_ns)
+            self._collect(outcome, scheduled_ns)
+            if outcome is None:
+                reason = plan.if_missed
+        if self._gathered.error is not None:
             reason = Reason.POLICY_ERROR
-        return self._publish(
-            scheduled_ns, started_ns, decision, reason, frame, outcome, error, late)
+        return self._publish(scheduled_ns, started_ns, decision, reason)
 
-    def _look(self) -> tuple[Any, np.ndarray | None, Reason | None]:
-        """Return the newest frame, the joint state, and the reason not to use them, if any."""
+    def between_ticks(self, until_ns: int) -> None:
+        """
+        Let a free-running schedule go on until ``until_ns``, steady time, the next tick's at most.
+
+        It returns at once where there is nothing to do, which is always so with the others, and
+        leaves what was requested meanwhile to the next tick.
+        """
+        while self._schedule.free_running and not self._requests:
+            if not self._runner.busy:
+                if self._look(at_tick=False) is not None:
+                    return
+                now_ns = self._steady.now_ns()
+                self._gathered.started = self.admission.request(now_ns)
+                self._start(self._gathered.started, now_ns, until_ns)
+            outcome = self._runner.wait(until_ns)
+            if outcome is None:
+                return
+            self._collect(outcome, until_ns)
+
+    def _look(self, at_tick: bool = True) -> Reason | None:
+        """Look at the newest frame; return why no run can start with it, if so."""
         if self.queue.held:
-            return None, None, Reason.OPERATOR_HOLD
+            return Reason.OPERATOR_HOLD
         if self._runner.busy:
-            return None, None, Reason.BUSY
+            return Reason.BUSY
         if self.instruction is None and self._new_instruction is None:
-            return None, None, Reason.NO_INSTRUCTION
-        frame = self._frame_source.read()
-        if frame is None:
-            return None, None, Reason.NO_FRAME
-        same = frame.sequence == self._newest_sequence
-        self._same_frame_ticks = self._same_frame_ticks + 1 if same else 0
-        self._newest_sequence = frame.sequence
-        if self._same_frame_ticks >= self.parameters.frozen_camera_ticks:
-            return frame, None, Reason.FROZEN_CAMERA
-        if frame.sequence == self._observed_sequence:
-            return frame, None, Reason.REPEATED_FRAME
-        # A stamp from the future is no fresher than one from the past: two clocks disagree.
-        age_ns = abs(self._clock.now_ns() - frame.stamp_ns)
-        if age_ns > self.parameters.max_observation_age_ms * NS_PER_MS:
-            return frame, None, Reason.STALE_FRAME
-        if self._read_proprioception is None:
-            return frame, None, None
-        joints = self._read_proprioception()
-        oldest_ns = self._steady.now_ns() - self.parameters.max_joint_state_age_ms * NS_PER_MS
-        if joints is None or joints[1] < oldest_ns:
-            return frame, None, Reason.NO_PROPRIOCEPTION
-        return frame, joints[0], None
+            return Reason.NO_INSTRUCTION
+        reason = self._gate.look(self.parameters, at_tick)
+        frame = self._gate.frame
+        self._frame_sequence = None if frame is None else frame.sequence
+        return reason
 
-    def _start(self, frame, proprioception, decode, scheduled_ns, deadline_ns) -> None:
+    def _start(self, decision: Decision, started_ns: int, deadline_ns: int) -> None:
         self._job = PolicyJob(
             self._policy,
             self._steady,
-            frame,
-            proprioception,
-            decode,
+            self._gate.frame,
+            self._gate.proprioception,
+            decision.kind is DecisionKind.FULL,
             self._reset_policy,
             self._new_instruction,
-            scheduled_ns,
+            started_ns,
             deadline_ns,
             self._epoch,
         )
         self._reset_policy, self._new_instruction = False, None
-        self._observed_sequence = frame.sequence
+        self._gate.mark_observed()
         self._runner.start(self._job)
 
-    def _collect(self, outcome: Outcome, tick_is_over: bool) -> bool:
-        """Feed the estimates and the queue; return whether the chunk missed its deadline."""
+    def _collect(self, outcome: Outcome | None, tick_ns: int) -> None:
+        """Feed the estimates and the schedule with what a run left, if it has ended."""
+        if outcome is None:
+            return
         job, self._job = self._job, None
+        gathered = self._gathered
+        gathered.outcome = outcome
+        gathered.error = gathered.error or outcome.error
+        gathered.runs += 1
         if job.prepared and job.instruction is not None:
             self.instruction = job.instruction
         if outcome.observation is not None:
@@ -327,23 +252,30 @@ class ControlLoop:
             observe_ns = sum(outcome.stage_ns.values()) - outcome.stage_ns.get(Stage.DECODE, 0)
             self.admission.observe(Stage.PREFILL, observe_ns)
         if outcome.chunk is None:
-            return False
+            return
         self.admission.observe(Stage.DECODE, outcome.stage_ns.get(Stage.DECODE, 0))
-        late = tick_is_over or outcome.finished_ns > job.deadline_ns
-        if job.epoch == self._epoch and not (late and self.parameters.late_results == 'discard'):
-            self.queue.push(outcome.chunk, job.scheduled_ns, late)
-        return late
+        gathered.late |= self._schedule.at_arrival(Arrival(
+            chunk=outcome.chunk.first(self.parameters.chunk_steps),
+            started_ns=job.scheduled_ns,
+            deadline_ns=job.deadline_ns,
+            finished_ns=outcome.finished_ns,
+            tick_ns=tick_ns,
+            usable=job.epoch == self._epoch,
+        ))
 
     def _publish(
-        self, scheduled_ns, started_ns, decision, reason, frame, outcome, error, late
+        self, scheduled_ns: int, started_ns: int, decision: Decision, reason: Reason
     ) -> StepResult:
-        queued = self.queue.take(scheduled_ns)
+        gathered, self._gathered = self._gathered, _Gathered()
+        pauses = self._schedule.pauses
+        queued = self.queue.take(scheduled_ns, pauses, thinking=pauses and self._runner.busy)
         stamp_ns = self._clock.now_ns()
         observation_stamp_ns, age_ms = None, math.nan
         if queued.chunk is not None:
             observation_stamp_ns = queued.chunk.observation_stamp_ns
             if queued.action is not None:
                 age_ms = (stamp_ns - observation_stamp_ns) / NS_PER_MS
+        outcome = gathered.outcome
         observation = outcome.observation if outcome is not None else None
         stage_ns = outcome.stage_ns if outcome is not None else {}
         result = StepResult(
@@ -355,19 +287,22 @@ class ControlLoop:
             decision=decision.kind,
             reason=reason,
             cause=queued.cause,
-            frame_sequence=None if frame is None else frame.sequence,
+            frame_sequence=self._frame_sequence,
             observation_stamp_ns=observation_stamp_ns,
             observation_age_ms=age_ms,
             chunk_index=queued.chunk_index,
             estimate_ms=decision.estimate_ms,
             budget_ms=decision.budget_ms,
             **{f'{stage.value}_ms': stage_ns.get(stage, math.nan) / NS_PER_MS for stage in Stage},
-            late=late,
+            late=gathered.late,
             evicted_frame=None if observation is None else observation.evicted_frame_id,
             retained_frames=self._retained_frames,
+            schedule=self.parameters.schedule,
+            runs=gathered.runs,
+            contact=None,
             action=queued.action,
             chunk=queued.chunk,
-            error=error,
+            error=gathered.error,
         )
         self._tick += 1
         self.counts[reason.value] += 1
@@ -389,6 +324,6 @@ class ControlLoop:
     def _apply_reset(self) -> None:
         self.queue.reset()
         self._reset_policy = True
-        self._observed_sequence = self._newest_sequence = None
-        self._same_frame_ticks = self._retained_frames = 0
+        self._gate.reset()
+        self._retained_frames = 0
         self._epoch += 1

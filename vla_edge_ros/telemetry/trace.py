@@ -24,7 +24,7 @@ COLUMNS = (
     ('started_ns', int, 'when it began'),
     ('published_ns', int, 'when its action was published'),
     ('action_stamp_ns', int, 'the same moment in ROS time, the stamp of the action'),
-    ('decision', str, 'what was started: full, prefill_only, refuse'),
+    ('decision', str, 'what was started since the tick before: full, prefill_only, refuse'),
     ('reason', str, 'why'),
     ('cause', str, 'where the published action comes from, or why there is none'),
     ('frame_sequence', int, 'newest frame looked at'),
@@ -40,6 +40,10 @@ COLUMNS = (
     ('late', int, '1 when a chunk arrived in this tick that had missed its deadline'),
     ('evicted_frame', int, 'id of the frame that run dropped from the cache'),
     ('retained_frames', int, 'frames in the cache'),
+    ('schedule', str, 'when the policy runs: the parameter schedule'),
+    ('runs', int, 'runs of the policy that ended since the tick before'),
+    ('contact', int, '1 when the tool met its object since the tick before, 0 when not, empty '
+     'where nobody can tell'),
 )
 """Name, type and meaning of every column; ``action_0``, ``action_1``, … (float) follow them."""
 
