@@ -14,6 +14,7 @@ from vla_edge_ros.parameters import describe
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.runtime.control_loop import ControlLoopParameters
+from vla_edge_ros.telemetry import energy_sources
 
 
 def options(**changes):
@@ -24,7 +25,8 @@ def options(**changes):
 @pytest.fixture
 def healthy(monkeypatch):
     names = (
-        'python', 'packages', 'rclpy', 'dds_profile', 'shared_memory', 'gl', 'gpu', 'backend')
+        'python', 'packages', 'rclpy', 'dds_profile', 'shared_memory', 'gl', 'gpu', 'energy',
+        'backend')
     for name in names:
         check = doctor.Check(name, doctor.OK, 'fine')
         monkeypatch.setattr(doctor, f'check_{name}', lambda *_, check=check: check)
@@ -69,7 +71,7 @@ def test_raising_check_is_a_finding_and_exits_with_1(healthy, monkeypatch, capsy
 def test_json_holds_every_check_and_the_figures(healthy, capsys):
     assert doctor.run(options(json=True), StopRequest()) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report['ok'] and len(report['checks']) == 9
+    assert report['ok'] and len(report['checks']) == 10
     assert report['checks'][-1]['figures']['chunk_ms']['p99'] == 10.0
 
 
@@ -92,6 +94,25 @@ def test_it_says_which_backend_auto_takes_and_why(monkeypatch, found, reason, st
     assert (check.status, check.message) == (status, line)
     assert check.figures['backend'] == line.split()[2]
     assert asked == [PolicyConfig.load(DEFAULT_POLICY).transformer]
+
+
+def test_it_says_which_energy_can_be_read_and_what_hinders_the_rest(monkeypatch):
+    counter = energy_sources.CounterSource('nvml 0 Some GPU', lambda: 1.0)
+    denied = [
+        energy_sources.Unavailable(f'rapl {i}', 'Permission denied', 'chmod') for i in (0, 1)]
+    monkeypatch.setattr(energy_sources, 'find_sources', lambda: [counter, *denied])
+    check = doctor.check_energy()
+    assert (check.status, check.advice) == (doctor.OK, 'chmod')
+    assert check.message == (
+        'can be read: nvml 0 Some GPU; rapl 0: Permission denied; rapl 1: Permission denied')
+
+
+def test_machine_that_tells_no_energy_is_unavailable_and_not_broken(monkeypatch):
+    missing = energy_sources.Unavailable('nvml', 'no NVIDIA driver')
+    monkeypatch.setattr(energy_sources, 'find_sources', lambda: [missing])
+    check = doctor.check_energy()
+    assert (check.status, check.message) == (doctor.NOTE, 'unavailable; nvml: no NVIDIA driver')
+    assert check.figures == {'sources': [], 'unavailable': {'nvml': 'no NVIDIA driver'}}
 
 
 def test_foreign_dds_profile_is_noticed(monkeypatch):

@@ -76,6 +76,7 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
         ('shared memory', check_shared_memory),
         ('gl', check_gl),
         ('gpu', check_gpu),
+        ('energy', check_energy),
         ('backend', lambda: check_backend(options.policy)),
         ('policy', lambda: check_policy(options.policy, options.deadline_ms, options.runs)),
     ):
@@ -224,6 +225,20 @@ def check_gpu() -> Check:
         reason = (done.stderr or done.stdout).strip().splitlines()[:1]
         return Check('gpu', NOTE, f'nvidia-smi finds no usable GPU: {" ".join(reason)}')
     return Check('gpu', OK, '; '.join(done.stdout.strip().splitlines()))
+
+
+def check_energy() -> Check:
+    """Report which sources tell the energy used, and what stands in the way of the others."""
+    from vla_edge_ros.telemetry.energy_sources import find_sources, Unavailable
+
+    sources = find_sources()
+    missing = [source for source in sources if isinstance(source, Unavailable)]
+    names = [source.name for source in sources if not isinstance(source, Unavailable)]
+    message = f'can be read: {", ".join(names)}' if names else 'unavailable'
+    message += ''.join(f'; {source.name}: {source.reason}' for source in missing)
+    advice = '; '.join(dict.fromkeys(source.advice for source in missing if source.advice))
+    figures = {'sources': names, 'unavailable': {item.name: item.reason for item in missing}}
+    return Check('energy', OK if names else NOTE, message, advice, figures)
 
 
 def check_backend(folder: Path | None) -> Check:
