@@ -13,6 +13,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     MAX_HIDDEN,
     MAX_PROCESSORS,
     MAX_SPLITS,
+    STAGE_STEPS,
     STATE_WORDS,
     STEP,
     STREAM_SPLITS,
@@ -232,6 +233,7 @@ def can_stream(config, processors: int) -> bool:
     return (
         stream_blocks(config, processors) <= MAX_PROCESSORS
         and group <= DECODE_ROWS
+        and STAGE_STEPS % (config.head_dim // STEP) == 0
         and config.hidden_size <= MAX_HIDDEN
         and 2 * max(config.intermediate_size, config.query_size) <= STREAM_SUMS
         and int((last - first).max()) < BATCH

@@ -211,8 +211,9 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     if layer == 0 and phase == PROJECT:
                         source = generic_address(fixed, i64(again(hidden) * 3 >> 2))
                         token, done = state[FIRST_TOKEN], recall(i32(again(base) + DONE))
+                        # The embedding reaches into the sums that every warp has cleared.
+                        await_all(counter + 4, i32(done * blocks))
                         if done > 0:
-                            await_all(counter + 4, i32(done * blocks))
                             token = choose(
                                 candidates, chosen_rows, again(blocks), state[FIRST_ROW], spoiled)
                             if which() == 0 and who() == 0:
