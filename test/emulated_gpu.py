@@ -103,7 +103,7 @@ class EmulatedGpu:
         values = [np.int32(value).view(np.uint32) if kind == 'i' else value
                   for kind, value in zip(kinds, values, strict=True)]
         return Launch((name, kernel), (*grid, 1, 1)[:3], threads, shared, values, kinds,
-                      cooperative)  # fmt: skip
+                      cooperative, name)  # fmt: skip
 
     def launch(self, launch: Launch, dependent: bool = False) -> None:
         self._do(self._run, launch, dependent)

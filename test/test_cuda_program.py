@@ -3,8 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 import math
-from pathlib import Path
-import shutil
 import sys
 
 import numpy as np
@@ -16,7 +14,7 @@ from vla_edge_ros.kernels.bfloat16 import to_bfloat16, to_float32
 from vla_edge_ros.kernels.cuda import available, compiler, driver, layout
 from vla_edge_ros.kernels.cuda.upload import upload
 from vla_edge_ros.kernels.memory_plan import total_bytes
-from vla_edge_ros.lab import bench_engine, kernel_table
+from vla_edge_ros.lab import kernel_table
 from vla_edge_ros.lab.random_model import QWEN_0_5B, QWEN_1_5B, QWEN_3B, random_weights, TINY
 from vla_edge_ros.policy.weights import expected_shapes
 
@@ -219,19 +217,3 @@ def test_an_unknown_processor_is_refused_by_name():
     pytest.importorskip('numba_cuda', reason='no CUDA compiler; make kernels installs it')
     with pytest.raises(BackendUnavailable, match='cannot be compiled for compute capability 9.9'):
         compiler.compile_program((9, 9), 32)
-
-
-def test_the_page_of_the_engine_is_what_its_record_says(tmp_path):
-    root = Path(__file__).resolve().parent.parent
-    (tmp_path / 'docs' / 'results').mkdir(parents=True)
-    shutil.copy(root / bench_engine.RECORD, tmp_path / bench_engine.RECORD)
-    bench_engine.write_document(tmp_path)
-    page = (tmp_path / bench_engine.DOCUMENT).read_text()
-    assert page == (root / bench_engine.DOCUMENT).read_text()
-
-
-def test_the_floor_of_the_reference_chunk_is_nine_passes_over_its_weights():
-    # 1.31 GB of layers in each of nine passes, 467 MB of vocabulary in eight, and the cache.
-    assert bench_engine.floor_bytes(QWEN_1_5B, 0) == 9 * 2_620_391_424 + 8 * 466_747_392
-    cache = bench_engine.floor_bytes(QWEN_1_5B, 2048) - bench_engine.floor_bytes(QWEN_1_5B, 0)
-    assert cache == 9 * 2048 * 28 * 2 * 2 * 2 * 128

@@ -90,3 +90,29 @@ def test_wrong_options_of_parity_are_told_in_one_line(words, message, capsys):
     pytest.importorskip('torch', reason='torch is not installed: make parity does')
     assert cli.run(['parity', *words], StopRequest()) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_chunk_of_hugging_face_chooses_the_tokens_of_ours():
+    pytest.importorskip('torch', reason='torch is not installed: make parity does')
+    from vla_edge_ros.lab.bench_chunk import check_tokens, OurChunk
+    from vla_edge_ros.lab.torch_peer import HuggingFaceChunk
+
+    tensors = random_weights(TINY, 4, 'bfloat16')
+    x = np.random.default_rng(5).standard_normal((64, TINY.hidden_size), dtype=np.float32)
+    peer = HuggingFaceChunk(TINY, tensors, 72)
+    check_tokens({'ours': OurChunk(TINY, tensors, 72, 'bfloat16'), 'theirs': peer}, x)
+    for first_row in (0, 512):
+        peer.rewind(64)
+        tokens = peer.decode_greedy(1, 8, first_row)
+        assert min(tokens) >= first_row and len(tokens) == 8
+
+
+def test_what_a_peer_cannot_do_is_told_and_the_others_are_timed():
+    torch = pytest.importorskip('torch', reason='torch is not installed: make parity does')
+    from vla_edge_ros.lab.gpu_peer import measure_peers, NOT_COMPILED
+
+    found = measure_peers(TINY, random_weights(TINY, 4, 'bfloat16'), 40, 32, 8, 2, device='cpu')
+    assert found['versions']['torch'] == torch.__version__
+    eager, graph, compiled = found['chunk_ms'].values()
+    assert eager['max'] >= eager['median'] > 0 and compiled == NOT_COMPILED
+    assert torch.cuda.is_available() or graph.startswith('not run: ')

@@ -30,6 +30,14 @@ def environment_record() -> dict:
     }
 
 
+def statistics(milliseconds) -> dict[str, float]:
+    """Return median, p99, p99.9 and maximum."""
+    values = np.asarray(milliseconds)
+    median, p99, p999 = np.percentile(values, (50, 99, 99.9))
+    return {'median': float(median), 'p99': float(p99), 'p99.9': float(p999),
+            'max': float(values.max())}  # fmt: skip
+
+
 def _git(*arguments: str) -> str:
     """Return what git says about the source tree, or '' without git or outside a checkout."""
     command = ['git', '-C', str(Path(__file__).parent), *arguments]

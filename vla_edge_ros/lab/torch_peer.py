@@ -33,34 +33,69 @@ def cast_parameters(model: Qwen2ForCausalLM, dtype: torch.dtype) -> Qwen2ForCaus
 
 
 class HuggingFaceChunk:
-    """Prefill and greedy decode through ``Qwen2ForCausalLM`` and its ``StaticCache``."""
+    """
+    Prefill and greedy decode through ``Qwen2ForCausalLM`` and its ``StaticCache``.
 
-    def __init__(self, config, tensors, total_slots: int):
-        self._model = hugging_face_model(config, tensors)
+    Parameters
+    ----------
+    config, tensors
+        As for the engine.
+    total_slots : int
+        Of the cache; all of them are attended to, whatever is in them.
+    dtype : torch.dtype
+        Of the weights and the cache.
+    device : str
+        Where it runs.
+
+    """
+
+    def __init__(
+        self, config, tensors, total_slots: int, dtype: torch.dtype = torch.float32,
+        device: str = 'cpu',
+    ):
+        self._model = hugging_face_model(config, tensors, dtype).to(device)
         self._cache = StaticCache(config=self._model.config, max_cache_len=total_slots)
+        self._take_in, self._predict = self._model.model, self._model
+        self._dtype, self._device = dtype, device
 
+    def compile(self, mode: str) -> None:
+        """Let ``torch.compile`` make both passes anew when they next run."""
+        self._take_in, self._predict = (
+            torch.compile(part, mode=mode, dynamic=False)
+            for part in (self._model.model, self._model))
+
+    @torch.inference_mode()
     def rewind(self, length: int):
         """Forget what follows the first ``length`` cached tokens."""
         for layer in self._cache.layers:
             layer.cumulative_length.fill_(length)
 
-    @torch.inference_mode()
-    def prefill(self, embeddings: np.ndarray):
-        """Append embeddings [n, hidden] to the cache."""
-        self._model.model(
-            inputs_embeds=torch.from_numpy(embeddings)[None], cache=self._cache, use_cache=True
-        )
+    def to_device(self, array: np.ndarray) -> torch.Tensor:
+        """Return embeddings as the model takes them."""
+        return torch.from_numpy(array).to(self._device, self._dtype)
 
     @torch.inference_mode()
-    def decode_greedy(self, token: int, num_tokens: int, first_row: int) -> list[int]:
-        """Return the best rows from ``first_row`` on, each fed back."""
+    def prefill(self, embeddings: np.ndarray | torch.Tensor):
+        """Append embeddings [n, hidden] to the cache."""
+        if isinstance(embeddings, np.ndarray):
+            embeddings = self.to_device(embeddings)
+        self._take_in(inputs_embeds=embeddings[None], cache=self._cache, use_cache=True)
+
+    @torch.inference_mode()
+    def decode(self, ids: torch.Tensor, num_tokens: int, first_row: int = 0) -> torch.Tensor:
+        """Return the best rows from ``first_row`` on, each fed back after ``ids`` [1, 1]."""
         tokens = []
         for _ in range(num_tokens):
-            ids = torch.tensor([[token]])
-            output = self._model(input_ids=ids, cache=self._cache, use_cache=True)
-            token = first_row + int(output.logits[0, -1, first_row:].argmax())
-            tokens.append(token)
-        return tokens
+            output = self._predict(input_ids=ids, cache=self._cache, use_cache=True)
+            ids = output.logits[:, -1:, first_row:].argmax(-1)
+            ids = ids + first_row if first_row else ids  # no kernel more than needed
+            tokens.append(ids)
+        return torch.cat(tokens)[:, 0]
+
+    def decode_greedy(self, token: int, num_tokens: int, first_row: int) -> list[int]:
+        """Return the same as numbers, after a token that is one."""
+        ids = torch.tensor([[token]], device=self._device)
+        return self.decode(ids, num_tokens, first_row).tolist()
 
 
 class PlainTorchChunk:

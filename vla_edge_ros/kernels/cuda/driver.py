@@ -34,6 +34,7 @@ class Launch(NamedTuple):
     values: tuple
     types: tuple
     cooperative: bool = False
+    name: str = ''
 
 
 class Gpu:
@@ -208,7 +209,7 @@ class Device(Gpu):
             self._call(name, self._cu.cuFuncSetAttribute(self._functions[name], kind, shared))
         return Launch(
             self._functions[name], shape, threads, shared, values,
-            tuple(_TYPES[kind] for kind in kinds), cooperative)
+            tuple(_TYPES[kind] for kind in kinds), cooperative, name)
 
     def launch(self, launch: Launch, dependent: bool = False) -> None:
         """Queue a launch; a dependent one may start while the one ahead still runs."""
