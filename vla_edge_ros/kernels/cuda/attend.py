@@ -1,5 +1,5 @@
 """
-The attention of one warp, as blocks of PTX.
+Attention to the keys of one head, as blocks of PTX.
 
 Scores are base-2 logarithms, the scale being part of the queries; a running maximum keeps the
 exponentials in range. Products are those of ``tensor.py``, with keys, and pairs of values, in the
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from numba.core import types
 
-from vla_edge_ros.kernels.cuda.constants import TENSOR_16
+from vla_edge_ros.kernels.cuda.constants import DECODE_ROWS, TENSOR_16, WARPS
 from vla_edge_ros.kernels.cuda.ptx import assembly, block_of
 from vla_edge_ros.kernels.cuda.tensor import mma, pack
 
@@ -219,6 +219,43 @@ def make_attend(head_dim: int, capability: tuple[int, int]):
             lines += [f'st.shared.v4.f32 [$7+{128 * block + 16 * column}], {{{names}}};']
     lines += ['@p st.shared.v2.f32 [$8], {m0, l0};']
     return assembly(block_of(lines), (types.int64,) * 3 + (types.int32,) * 6)
+
+
+def make_combine(head_dim: int):
+    """
+    Return ``combine(out, sums, parts, extremes)``: one split's attention from all warps.
+
+    For four neighbours of one row: ``out`` int32: address of their float32 that the first warp
+    left, those of the next lie DECODE_ROWS * head_dim numbers behind; ``sums`` int32: address of
+    the row's (maximum, sum) of the first warp, those of the next lie 32 numbers behind;
+    ``parts`` int64: where the four float16 go; ``extremes`` int64: where (maximum, sum) goes, or
+    0: not from here.
+    """
+    jump = 4 * DECODE_ROWS * head_dim
+    lines = [
+        '.reg .pred p;', f'.reg .f32 m<{WARPS}>, l<{WARPS}>, top, all, s<4>, v<4>, w;',
+        '.reg .b16 h<4>;', '.reg .b32 low, high;', 'mov.f32 top, 0fF149F2CA;',
+        'mov.f32 all, 0f00000000;', *(f'mov.f32 s{i}, 0f00000000;' for i in range(4)),
+    ]  # fmt: skip
+    for warp in range(WARPS):
+        lines += [f'ld.shared.v2.f32 {{m{warp}, l{warp}}}, [$1+{128 * warp}];']
+    lines += [f'max.f32 top, top, m{warp};' for warp in range(WARPS)]
+    for warp in range(WARPS):
+        lines += [
+            f'sub.f32 w, m{warp}, top;', 'ex2.approx.ftz.f32 w, w;',
+            f'fma.rn.f32 all, w, l{warp}, all;',
+            f'ld.shared.v4.f32 {{v0, v1, v2, v3}}, [$0+{jump * warp}];',
+            *(f'fma.rn.f32 s{i}, w, v{i}, s{i};' for i in range(4)),
+        ]  # fmt: skip
+    lines += [
+        'rcp.approx.f32 w, all;', 'setp.gt.f32 p, all, 0f00000000;', '@!p mov.f32 w, 0f00000000;',
+        *(f'mul.f32 s{i}, s{i}, w;' for i in range(4)),
+        *(f'cvt.rn.f16.f32 h{i}, s{i};' for i in range(4)),
+        'mov.b32 low, {h0, h1};', 'mov.b32 high, {h2, h3};',
+        'st.relaxed.gpu.global.v2.b32 [$2], {low, high};', 'setp.ne.s64 p, $3, 0;',
+        '@p st.relaxed.gpu.global.v2.f32 [$3], {top, all};',
+    ]  # fmt: skip
+    return assembly(block_of(lines), (types.int32, types.int32, types.int64, types.int64))
 
 
 def make_attend_rows(head_dim: int, capability: tuple[int, int]):

@@ -3,10 +3,11 @@
 from numba import cuda
 import numpy as np
 
-from vla_edge_ros.kernels.cuda import ptx
+from vla_edge_ros.kernels.cuda import ptx, stream_ptx
 from vla_edge_ros.kernels.cuda.attend import (
     make_attend,
     make_attend_rows,
+    make_combine,
     ROW_STAGES,
     ROW_WARPS,
     stage_bytes,
@@ -21,33 +22,70 @@ from vla_edge_ros.kernels.cuda.constants import (
     THREADS,
     WARPS,
 )
-from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, HIDDEN, I32, I64, INTS, U16, ZERO
+from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, U16
+
+
+def make_attend_split(head_dim: int, capability: tuple[int, int]):
+    """Return ``attend_split``, a device function that all threads of a block call together."""
+    attend, combine = make_attend(head_dim, capability), make_combine(head_dim)
+    generic_address, quotient, who = ptx.generic_address, ptx.quotient, stream_ptx.who
+    i32, i64 = np.int32, np.int64
+
+    @cuda.jit(device=True)
+    def attend_split(split, part, kv, seen, queries, rotated, pairs, query_rows, ranks, partials,
+                     extremes, line, out, sums):  # fmt: skip
+        """
+        Attend with one token's queries of a KV head to one split of its keys.
+
+        ``out`` and ``sums`` are addresses in shared memory of float32 [WARPS, DECODE_ROWS,
+        head_dim] and [WARPS, 32]; ``line`` is the first of the rows to write.
+        """
+        thread = who()
+        warp, row, quad = thread >> 5, (thread & 31) >> 2, thread & 3
+        begin, end = split * part, min(split * part + part, seen)
+        head = i64(kv) * ranks * head_dim * 2
+        attend(
+            queries + ((kv * query_rows + row) * head_dim * 2 + quad * 16),
+            rotated + (head + row * head_dim * 2 + quad * 16),
+            pairs + (head + quad * head_dim * 4 + row * 16),
+            i32(begin + warp * 16), i32(end), i32(WARPS * 16), i32(seen - 1),
+            i32(out + ((warp * DECODE_ROWS + row) * head_dim + quad * 8) * 4),
+            i32(sums + (warp * 32 + row * 2) * 4),
+        )  # fmt: skip
+        stream_ptx.meet()
+        element = i32(4 * who())
+        if element < DECODE_ROWS * head_dim:
+            row = quotient(element, i32(head_dim))
+            at_extremes = i64(0)
+            if element == row * head_dim:
+                at_extremes = generic_address(extremes, i64(line + row) * 2)
+            combine(i32(out + element * 4), i32(sums + row * 8),
+                    generic_address(partials, i64(line) * head_dim + element),
+                    at_extremes)  # fmt: skip
+
+    return attend_split
 
 
 def define_attention(capability: tuple[int, int], head_dim: int, device) -> list[tuple]:
     """Return (name, function, argument types) of every kernel."""
     half_dim, quads = head_dim // 2, head_dim // 8
     turn = ptx.make_turn(head_dim)
-    to_half, exp2 = ptx.to_half, ptx.exp2
     shared_address, generic_address = ptx.shared_address, ptx.generic_address
-    attend, attend_rows = (
-        make_attend(head_dim, capability), make_attend_rows(head_dim, capability))
-    quotient, remainder, ratio = ptx.quotient, ptx.remainder, ptx.ratio
+    quotient, remainder = ptx.quotient, ptx.remainder
+    attend_split = make_attend_split(head_dim, capability)
+    attend_rows = make_attend_rows(head_dim, capability)
     signal, wait, bring, split_size = device.signal, device.wait, device.bring, device.split_size
     i32, i64 = np.int32, np.int64
 
     out_size, sums_size = WARPS * DECODE_ROWS * head_dim, WARPS * 32
-    shares_size, stages_size = WARPS * 16, ROW_STAGES * stage_bytes(head_dim) // 2
+    stages_size = ROW_STAGES * stage_bytes(head_dim) // 2
 
     def decode_attention(queries, rotated, pairs, state, step, query_rows, ranks, partials,
                          extremes):  # fmt: skip
         """Attend with one token's queries of a KV head to one split of its keys."""
         out = cuda.shared.array(out_size, F32)
         sums = cuda.shared.array(sums_size, F32)
-        shares = cuda.shared.array(shares_size, F32)
         kv, split = cuda.blockIdx.x, cuda.blockIdx.y
-        thread = cuda.threadIdx.x
-        warp, row, quad = thread >> 5, (thread & 31) >> 2, thread & 3
         seen = state[CONTEXT] + step + 1
         size = split_size(seen, WARPS)
         begin, end = split * size, min(split * size + size, seen)
@@ -59,35 +97,10 @@ def define_attention(capability: tuple[int, int], head_dim: int, device) -> list
         bring(pairs + head + begin * head_dim * 2, (end - begin) * head_dim * 2)
         wait()
         signal()
-        attend(
-            queries + ((kv * query_rows + row) * head_dim * 2 + quad * 16),
-            rotated + (head + row * head_dim * 2 + quad * 16),
-            pairs + (head + quad * head_dim * 4 + row * 16),
-            i32(begin + warp * 16), i32(end), i32(WARPS * 16), i32(seen - 1),
-            shared_address(out, i32((warp * DECODE_ROWS + row) * head_dim + quad * 8)),
-            shared_address(sums, i32(warp * 32 + row * 2)),
-        )  # fmt: skip
-        cuda.syncthreads()
-        line = (split * cuda.gridDim.x + kv) * query_rows
-        if thread < DECODE_ROWS:
-            top, total = HIDDEN, ZERO
-            for other in range(WARPS):
-                top = max(top, sums[other * 32 + thread * 2])
-            for other in range(WARPS):
-                part = exp2(sums[other * 32 + thread * 2] - top)
-                total += part * sums[other * 32 + thread * 2 + 1]
-                shares[other * 16 + thread] = part
-            extremes[(line + thread) * 2] = top
-            extremes[(line + thread) * 2 + 1] = total
-            for other in range(WARPS):
-                if total > ZERO:
-                    shares[other * 16 + thread] = ratio(shares[other * 16 + thread], total)
-        cuda.syncthreads()
-        for element in range(thread, DECODE_ROWS * head_dim, THREADS):
-            row, value = element // head_dim, ZERO
-            for other in range(WARPS):
-                value += shares[other * 16 + row] * out[other * DECODE_ROWS * head_dim + element]
-            partials[line * head_dim + element] = to_half(value)
+        attend_split(
+            i32(split), i32(size), i32(kv), i32(seen), queries, rotated, pairs, query_rows, ranks,
+            partials, extremes, i32((split * cuda.gridDim.x + kv) * query_rows),
+            shared_address(out, i32(0)), shared_address(sums, i32(0)))
 
     def prefill_attention(queries, rotated, pairs, state, step, single, group, query_rows, ranks,
                           partials, extremes):  # fmt: skip

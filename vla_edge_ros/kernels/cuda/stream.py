@@ -42,6 +42,7 @@ from vla_edge_ros.kernels.cuda.constants import (
 from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, ONE, U16, ZERO
 from vla_edge_ros.kernels.cuda.stream_parts import (
     ATTEND,
+    ATTENTION_SUMS,
     CHOOSE,
     CONTRACT,
     define_parts,
@@ -103,7 +104,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
         return bias[place], bias[place + 8], cosine[angle], sine[angle]
 
     @cuda.jit(device=True)
-    def embed(base, fixed, embedding, token, size, residual, is_first):
+    def embed(fixed, embedding, token, size, residual, is_first):
         """Fetch a token's embedding as the residual."""
         size = again(size)
         for i in range(2 * who(), size, 2 * THREADS):
@@ -188,8 +189,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                         gain = final_norm
                     ask_for(gain, 4 * again(hidden), base + 2 * again(hidden))
                 else:
-                    bring_next(phase, layer, layers, which(), base, bias, cosine, sine, rotated,
-                               pairs, layer_ranks, ranks, kv_heads, most_splits, qkv_tiles,
+                    bring_next(phase, layer, layers, which(), base, bias, rotated, pairs,
+                               layer_ranks, ranks, kv_heads, most_splits, qkv_tiles,
                                depth)  # fmt: skip
                 # What is multiplied first is worked out before the wait.
                 at, last = part_of(base, phase)
@@ -218,7 +219,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 candidates, chosen_rows, again(blocks), state[FIRST_ROW], spoiled)
                             if which() == 0 and who() == 0:
                                 tokens[done - 1] = token
-                        embed(base, fixed, embedding, token, hidden, residual, which() == 0)
+                        embed(fixed, embedding, token, hidden, residual, which() == 0)
                         meet()
                     arrived()
                     if at < last:
@@ -238,7 +239,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                                 split, part, kv, rank + 1, generic_address(queries, i64(0)),
                                 generic_address(rotated, ordered),
                                 generic_address(pairs, ordered), query_rows, ranks,
-                                partials, extremes, line, base)  # fmt: skip
+                                partials, extremes, line * DECODE_ROWS, base,
+                                i32(base + ATTENTION_SUMS))  # fmt: skip
                         items = i32(again(kv_heads) * most_splits)
                         forget(partials, extremes, i32(item + (again(odd) ^ 1) * items),
                                unwritten)  # fmt: skip
@@ -327,7 +329,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 if phase == CONTRACT:
                     odd = i32(odd ^ 1)
                 if phase == CHOOSE:
-                    value, chosen = best_of_block(base, floats, ints, value, chosen)
+                    value, chosen = best_of_block(floats, ints, value, chosen)
                     if who() == 0:
                         place = which()
                         candidates[place], chosen_rows[place] = value, chosen
@@ -344,8 +346,7 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
             meet()
         if which() == 0:
             await_all(counter + 4, i32(num_tokens * blocks))
-            token = choose(
-                                candidates, chosen_rows, again(blocks), state[FIRST_ROW], spoiled)
+            token = choose(candidates, chosen_rows, again(blocks), state[FIRST_ROW], spoiled)
             if who() == 0:
                 tokens[num_tokens - 1] = token
 

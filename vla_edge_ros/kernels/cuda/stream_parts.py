@@ -6,7 +6,7 @@ from numba import cuda
 import numpy as np
 
 from vla_edge_ros.kernels.cuda import ptx, stream_ptx
-from vla_edge_ros.kernels.cuda.attend import make_attend
+from vla_edge_ros.kernels.cuda.attention import make_attend_split
 from vla_edge_ros.kernels.cuda.constants import (
     BARRIER_BYTES,
     BATCH,
@@ -53,8 +53,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
     recall, keep = stream_ptx.recall, stream_ptx.keep
     again, who = ptx.again, stream_ptx.who
     consume = stream_ptx.make_consume(capability)
-    attend = make_attend(head_dim, capability)
-    combine = stream_ptx.make_combine(head_dim)
+    attend_split = make_attend_split(head_dim, capability)
     prefetch, remainder = ptx.prefetch, ptx.remainder
     half_dim, head_steps = head_dim // 2, np.int32(head_dim // STEP)
     f32, i32, i64 = np.float32, np.int32, np.int64
@@ -99,7 +98,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
 
     @jit
     def await_all(counter, goal):
-        """Wait until all blocks have finished the phases before."""
+        """Wait until blocks were counted in so often."""
         if who() == 0:
             await_count(counter, goal)
         meet()
@@ -183,7 +182,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
         return row if value > f32(-np.inf) and load_int(spoiled) == 0 else otherwise
 
     @jit
-    def best_of_block(base, floats, ints, value, row):
+    def best_of_block(floats, ints, value, row):
         """Return the best of all threads to the first one."""
         value, row = best_of_warp(value, row)
         thread = who()
@@ -196,34 +195,6 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
             if better(value, row, other_value, other_row):
                 value, row = other_value, other_row
         return value, row
-
-    @jit
-    def attend_split(split, part, kv, seen, queries, rotated, pairs, query_rows, ranks, partials,
-                     extremes, line, base):  # fmt: skip
-        """Attend with one token's queries of a KV head to one split of its keys."""
-        thread = who()
-        warp, row, quad = thread >> 5, (thread & 31) >> 2, thread & 3
-        begin, end = split * part, min(split * part + part, seen)
-        head = i64(kv) * ranks * head_dim * 2
-        attend(
-            queries + ((kv * query_rows + row) * head_dim * 2 + quad * 16),
-            rotated + (head + row * head_dim * 2 + quad * 16),
-            pairs + (head + quad * head_dim * 4 + row * 16),
-            i32(begin + warp * 16), i32(end), i32(WARPS * 16), i32(seen - 1),
-            i32(base + ((warp * DECODE_ROWS + row) * head_dim + quad * 8) * 4),
-            i32(base + ATTENTION_SUMS + (warp * 32 + row * 2) * 4),
-        )  # fmt: skip
-        meet()
-        line = line * DECODE_ROWS
-        element = i32(4 * who())
-        if element < DECODE_ROWS * head_dim:
-            row = quotient(element, i32(head_dim))
-            at_extremes = i64(0)
-            if element == row * head_dim:
-                at_extremes = generic_address(extremes, i64(line + row) * 2)
-            combine(i32(base + element * 4), i32(base + ATTENTION_SUMS + row * 8),
-                    generic_address(partials, i64(line) * head_dim + element),
-                    at_extremes)  # fmt: skip
 
     @jit
     def stream_weights(qkv, output, gate_up, down, head, base, layers, depth, wide, tiles,
@@ -271,8 +242,8 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
             store_word(generic_address(extremes, i64(line) * DECODE_ROWS * 2 + item), unwritten)
 
     @jit
-    def bring_next(phase, layer, layers, block, base, bias, cosine, sine, rotated, pairs,
-                   layer_ranks, ranks, kv_heads, most_splits, qkv_tiles, depth):  # fmt: skip
+    def bring_next(phase, layer, layers, block, base, bias, rotated, pairs, layer_ranks, ranks,
+                   kv_heads, most_splits, qkv_tiles, depth):  # fmt: skip
         """Ask for what the next layer reads besides weights, long before it waits for it."""
         layer += 1
         if phase != CONTRACT or layer == layers:
@@ -305,7 +276,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
         return unit, units, one, i32(min(last, i32((unit + units) * span)) - at)
 
     functions = (
-        feed, await_all, await_projected, finish, ask_for, part_of, multiply, sum_of, add_rows,
+        await_all, await_projected, finish, ask_for, part_of, multiply, sum_of, add_rows,
         choose, best_of_block, attend_split, stream_weights, forget, bring_next, batch_of,
     )  # fmt: skip
     return SimpleNamespace(**{function.__name__: function for function in functions})

@@ -7,7 +7,6 @@ from numba.core import types
 from vla_edge_ros.kernels.cuda.constants import (
     BARRIER_BYTES,
     COUNT_BITS,
-    DECODE_ROWS,
     FIXED_SCALE,
     FRAGMENT_BYTES,
     STAGE_BYTES,
@@ -68,7 +67,7 @@ again_long = assembly('mov.b64 $0, $1;', (_I64,), _I64)
 recall = assembly('ld.shared.b32 $0, [$1];', (_I32,), _I32)
 keep = assembly('st.shared.b32 [$0], $1;', (_I32, _I32))
 
-meet = assembly('bar.sync 1, 256;', ())
+meet = assembly(f'bar.sync 1, {THREADS};', ())
 """Wait for all warps that multiply."""
 
 announce = assembly('red.release.gpu.global.add.u32 [$0], 1;', (_I64,))
@@ -84,7 +83,6 @@ await_count = assembly(
 """``await_count(address, count)``: until so many blocks were counted in."""
 
 load_int = assembly('ld.global.cg.b32 $0, [$1];', (_I64,), _I32)
-load_half = assembly('ld.global.cg.b16 $0, [$1];', (_I64,), types.uint16)
 store_long = assembly('st.global.cg.b64 [$0], $1;', (_I64, _I64))
 store_word = assembly('st.relaxed.gpu.global.b32 [$0], $1;', (_I64, _I32))
 add_long = assembly('red.relaxed.gpu.global.add.u64 [$0], $1;', (_I64, _I64))
@@ -193,7 +191,7 @@ def make_gather_parts():
         '.reg .pred p, ready;', '.reg .b64 a, e;',
         f'.reg .b32 v<{2 * count}>, m<{count}>, l<{count}>, low, high;',
         '.reg .f32 w, top, other, all, x, s<4>;',
-        '.reg .b16 h<4>;', 'mov.b64 a, $0;', 'mov.b64 e, $2;',
+        '.reg .b16 h<4>;',
     ]  # fmt: skip
     for part in range(count):
         lines += [
@@ -336,45 +334,8 @@ def make_collect(most: int):
     return assembly(block_of(lines), (_I64, _I32, _I32))
 
 
-def make_combine(head_dim: int):
-    """
-    Return ``combine(out, sums, parts, extremes)``: one split's attention from all warps.
-
-    For four neighbours of one row: ``out`` int32: address of their float32 that the first warp
-    left, those of the next lie DECODE_ROWS * head_dim numbers behind; ``sums`` int32: address of
-    the row's (maximum, sum) of the first warp, those of the next lie 32 numbers behind;
-    ``parts`` int64: where the four float16 go; ``extremes`` int64: where (maximum, sum) goes, or
-    0: not from here.
-    """
-    jump = 4 * DECODE_ROWS * head_dim
-    lines = [
-        '.reg .pred p;', f'.reg .f32 m<{WARPS}>, l<{WARPS}>, top, all, s<4>, v<4>, w;',
-        '.reg .b16 h<4>;', '.reg .b32 low, high;', 'mov.f32 top, 0fF149F2CA;',
-        'mov.f32 all, 0f00000000;', *(f'mov.f32 s{i}, 0f00000000;' for i in range(4)),
-    ]  # fmt: skip
-    for warp in range(WARPS):
-        lines += [f'ld.shared.v2.f32 {{m{warp}, l{warp}}}, [$1+{128 * warp}];']
-    lines += [f'max.f32 top, top, m{warp};' for warp in range(WARPS)]
-    for warp in range(WARPS):
-        lines += [
-            f'sub.f32 w, m{warp}, top;', 'ex2.approx.ftz.f32 w, w;',
-            f'fma.rn.f32 all, w, l{warp}, all;',
-            f'ld.shared.v4.f32 {{v0, v1, v2, v3}}, [$0+{jump * warp}];',
-            *(f'fma.rn.f32 s{i}, w, v{i}, s{i};' for i in range(4)),
-        ]  # fmt: skip
-    lines += [
-        'rcp.approx.f32 w, all;', 'setp.gt.f32 p, all, 0f00000000;', '@!p mov.f32 w, 0f00000000;',
-        *(f'mul.f32 s{i}, s{i}, w;' for i in range(4)),
-        *(f'cvt.rn.f16.f32 h{i}, s{i};' for i in range(4)),
-        'mov.b32 low, {h0, h1};', 'mov.b32 high, {h2, h3};',
-        'st.relaxed.gpu.global.v2.b32 [$2], {low, high};', 'setp.ne.s64 p, $3, 0;',
-        '@p st.relaxed.gpu.global.v2.f32 [$3], {top, all};',
-    ]  # fmt: skip
-    return assembly(block_of(lines), (_I32, _I32, _I64, _I64))
-
-
 def _make_total():
-    lines = ['.reg .f32 v<8>;']
+    lines = [f'.reg .f32 v<{WARPS}>;']
     lines += [f'ld.shared.f32 v{warp}, [$1+{64 * warp}];' for warp in range(WARPS)]
     lines += ['add.f32 $0, v0, v1;', *(f'add.f32 $0, $0, v{warp};' for warp in range(2, WARPS))]
     return assembly(block_of(lines), (_I32,), _F32)
