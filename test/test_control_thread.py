@@ -68,6 +68,30 @@ def test_on_ros_time_the_ticks_wait_for_the_clock_to_move():
     assert thread.stop() and len(ticks) == 1
 
 
+def test_between_ticks_is_called_with_the_time_of_the_next_one_and_may_use_it_up():
+    steady = MonotonicClock()
+    asked, releases, done = [], [], threading.Event()
+
+    def between_ticks(until_ns):
+        asked.append((until_ns, steady.now_ns()))
+        while steady.now_ns() < until_ns:
+            pass
+
+    def tick(scheduled_ns):
+        releases.append(scheduled_ns)
+        if len(releases) == 3:
+            done.set()
+
+    thread = ControlThread(
+        tick, PERIOD_NS, steady, lambda: None, lambda _: None, between_ticks=between_ticks)
+    thread.start()
+    assert done.wait(20.0) and thread.stop()
+    assert len(asked) >= 2
+    for until_ns, now_ns in asked:
+        next_ns = min(release for release in [*releases, until_ns] if release > now_ns)
+        assert now_ns < until_ns <= next_ns + 1_000_000
+
+
 def test_an_exception_ends_the_thread_and_reaches_its_owner():
     errors, ended = [], threading.Event()
 

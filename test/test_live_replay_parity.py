@@ -138,7 +138,8 @@ def run_live(graph, bag, policy, latency_ms, trace):
         clock.advance_to_ns(now_ns)
         if ticks == 0:
             assert node.trigger_activate() is SUCCESS
-        assert graph.spin_until(lambda ticks=ticks: node._last and node._last.tick == ticks)
+        assert graph.spin_until(
+            lambda ticks=ticks: node._heard.last and node._heard.last.tick == ticks)
         ticks += 1
     node.close()
 

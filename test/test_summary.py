@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from vla_edge_ros.clock import NS_PER_MS
-from vla_edge_ros.telemetry.age import age_by_cause, percentiles
+from vla_edge_ros.telemetry.age import age_by_cause, ages_at_contact, AgeWindow, percentiles
 from vla_edge_ros.telemetry.summary import summarize
+from vla_edge_ros.telemetry.trace import MISSING_INT
 
 KEYS = [
     'ticks',
@@ -17,6 +18,8 @@ KEYS = [
     'unexplained_ticks',
     'camera',
     'observation_age_ms',
+    'observation_age_by_cause',
+    'observation_age_at_contact_ms',
     'episodes',
     'success_rate',
     'cpu_percent',
@@ -32,6 +35,7 @@ def trace_of(ticks=100, period_ms=25.0):
         'decision': np.array(['full'] * ticks),
         'cause': np.array(['fresh'] * ticks, dtype='<U16'),
         'observation_age_ms': np.arange(ticks, dtype=float),
+        'contact': np.full(ticks, MISSING_INT),
         'action_0': np.zeros(ticks),
     }
 
@@ -43,6 +47,7 @@ def test_summary_has_exactly_the_keys_that_others_script_against():
     assert summary['action_rate_hz'] == pytest.approx(40.0)
     assert summary['period_deviation_ms'] == pytest.approx({'p50': 0, 'p99': 0, 'max': 0})
     assert summary['decisions'] == {'full': 100}
+    assert summary['observation_age_by_cause']['fresh']['count'] == 100
     assert summary['observation_age_ms'] == pytest.approx(
         {'p50': 49.5, 'p95': 94.05, 'p99': 98.01, 'max': 99.0}
     )
@@ -56,6 +61,8 @@ def test_what_was_not_measured_is_null():
     assert summary['camera'] == {'published': None, 'received': None, 'lost_fraction': None}
     assert summary['period_deviation_ms'] == {'p50': None, 'p99': None, 'max': None}
     assert set(summary['observation_age_ms'].values()) == {None}
+    assert summary['observation_age_by_cause'] == {}
+    assert summary['observation_age_at_contact_ms'] is None
 
 
 def test_what_was_measured_is_taken_over():
@@ -108,6 +115,34 @@ def test_ages_are_told_by_cause_and_silent_ticks_have_none():
         {'count': 2, 'p50': 30.0, 'p95': 39.0, 'p99': 39.8, 'max': 40.0}
     )
     assert ages['waiting'] == {'count': 0, 'p50': None, 'p95': None, 'p99': None, 'max': None}
+
+
+def test_age_at_contact_is_that_of_the_action_in_force():
+    trace = trace_of(ticks=8)
+    assert ages_at_contact(trace) is None, 'nobody could tell'
+    trace['contact'] = np.array([0, 0, 1, 0, 0, 1, 0, 1])
+    trace['action_0'][4] = np.nan
+    trace['observation_age_ms'] = np.array([10.0, 11, 12, 13, np.nan, 15, np.nan, 17])
+    assert ages_at_contact(trace).tolist() == [11.0, 13.0], 'tick 6 published zeros'
+    trace['contact'][:] = [1] + [0] * 7
+    assert ages_at_contact(trace).size == 0, 'nothing was in force yet'
+
+
+def test_a_live_report_tells_the_newest_ages_of_all_and_of_each_cause():
+    window = AgeWindow(size=100)
+    assert window.summary() == {}
+    for age_ms in range(1000, 1300):
+        window.add('fresh', float(age_ms))
+    for age_ms in range(1, 101):
+        window.add('hold' if age_ms > 50 else 'fresh', float(age_ms))
+    window.add('safe_zeros', np.nan)
+    told = window.summary()
+    assert told['observation_age_max_ms'] == told['observation_age.hold.max_ms'] == 100.0
+    assert told['observation_age.fresh.p50_ms'] == 26.0
+    assert told['observation_age_p50_ms'] == 51.0
+    assert set(told) == {
+        f'observation_age{part}{point}_ms' for part in ('_', '.fresh.', '.hold.')
+        for point in ('p50', 'p95', 'p99', 'max')}
 
 
 def test_percentiles_leave_out_what_is_missing():

@@ -4,11 +4,11 @@ from collections.abc import Callable
 import threading
 import time
 
-from vla_edge_ros.clock import Clock, NS_PER_S
+from vla_edge_ros.clock import Clock, NS_PER_MS, NS_PER_S
 
-CLOCK_POLL_S = 0.001
+CLOCK_POLL_NS = NS_PER_MS
 """How often a clock that cannot be slept on is looked at."""
-MAX_SLEEP_S = 0.1
+MAX_SLEEP_NS = 100 * NS_PER_MS
 """Longer sleeps are cut, so that stopping never waits for a long period."""
 
 
@@ -65,6 +65,8 @@ class ControlThread:
         What the schedule follows instead of ``steady``: ROS time, which may stop and jump.
     name : str
         Thread name.
+    between_ticks : callable, optional
+        Called while the thread waits, with the steady time, ns, at which it must have returned.
 
     """
 
@@ -77,6 +79,7 @@ class ControlThread:
         on_error: Callable[[Exception], None],
         clock: Clock | None = None,
         name: str = 'control',
+        between_ticks: Callable[[int], None] | None = None,
     ):
         self._tick = tick
         self._schedule = Schedule(period_ns)
@@ -84,6 +87,7 @@ class ControlThread:
         self._clock = clock or steady
         self._on_start = on_start
         self._on_error = on_error
+        self._between_ticks = between_ticks
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -115,10 +119,13 @@ class ControlThread:
 
     def _wait(self) -> bool:
         """Return True when the release is due, False when the thread is to stop."""
-        poll_s = MAX_SLEEP_S if self._clock is self._steady else CLOCK_POLL_S
+        poll_ns = MAX_SLEEP_NS if self._clock is self._steady else CLOCK_POLL_NS
         while not self._stopping.is_set():
-            remaining_ns = self._schedule.remaining_ns(self._clock.now_ns())
-            if remaining_ns <= 0:
+            wait_ns = min(self._schedule.remaining_ns(self._clock.now_ns()), poll_ns)
+            if wait_ns <= 0:
                 return True
-            time.sleep(min(remaining_ns / NS_PER_S, poll_s))
+            until_ns = self._steady.now_ns() + wait_ns
+            if self._between_ticks is not None:
+                self._between_ticks(until_ns)
+            time.sleep(max(until_ns - self._steady.now_ns(), 0) / NS_PER_S)
         return False

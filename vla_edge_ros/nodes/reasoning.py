@@ -1,11 +1,9 @@
 """The reasoning node: managed, it turns the newest frame into an action thirty times a second."""
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 import gc
-import math
 import sys
 import traceback
 from typing import Any
@@ -28,6 +26,7 @@ from vla_edge_ros.nodes.control_thread import ControlThread
 from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, ERROR, OK, Report, RosClock, WARN
 from vla_edge_ros.nodes.frame_input import FrameInput
 from vla_edge_ros.nodes.lifecycle import ManagedNode, SUCCESS
+from vla_edge_ros.nodes.loop_report import LoopReport
 from vla_edge_ros.nodes.messages import (
     action_message,
     ACTION_TYPES,
@@ -39,14 +38,9 @@ from vla_edge_ros.nodes.realtime import apply_to_thread, lock_memory, RealtimePa
 from vla_edge_ros.nodes.robot_inputs import RobotInputs
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.progress import ProgressLog
-from vla_edge_ros.runtime.action_queue import (
-    ActionQueue,
-    ActionQueueParameters,
-    Cause,
-    PLANNED_CAUSES,
-)
+from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters, PLANNED_CAUSES
 from vla_edge_ros.runtime.admission import AdmissionController, AdmissionParameters
-from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters, StepResult
+from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters
 from vla_edge_ros.runtime.runner import Runner, ThreadRunner
 from vla_edge_ros.telemetry.trace import TraceWriter
 
@@ -55,7 +49,6 @@ SWITCH_INTERVAL_S = 0.0005
 """A thread that waits for the interpreter lock asks for it after this, not after 5 ms."""
 GARBAGE_TICKS = 30
 LIVE_SETS = (ControlLoopParameters, AdmissionParameters, ActionQueueParameters)
-GOOD_CAUSES = (Cause.FRESH, Cause.QUEUED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +121,7 @@ class ReasoningNode(ManagedNode):
         self._failure: Exception | None = None
         self._held = False
         self._inputs = RobotInputs(self._steady)
-        self._last: StepResult | None = None
-        self._ages_ms: deque[float] = deque(maxlen=1000)
-        self._reported_fallbacks = 0
-        self._policy_error = ''
+        self._heard = LoopReport()
 
         self.parameters.add_check(self._check_parameters)
         self.parameters.on_change(self._on_parameters)
@@ -174,7 +164,7 @@ class ReasoningNode(ManagedNode):
 
     def _start(self) -> None:
         parameters = self.parameters
-        self._failure, self._last, self._policy_error = None, None, ''
+        self._failure, self._heard = None, LoopReport()
         admission = AdmissionController(parameters[AdmissionParameters])
         admission.seed(*self._calibration)
         self._runner = self._make_runner(self._steady)
@@ -201,7 +191,7 @@ class ReasoningNode(ManagedNode):
         self._control = ControlThread(
             self._tick, parameters[ControlLoopParameters].period_ns, self._steady,
             self._on_control_start, self._on_control_error,
-            self._clock_ros if follows_ros else None,
+            self._clock_ros if follows_ros else None, between_ticks=self._loop.between_ticks,
         )
         # Nothing that lives now is garbage; what a tick leaves is collected in slack.
         self._switch_interval_s = sys.getswitchinterval()
@@ -294,13 +284,9 @@ class ReasoningNode(ManagedNode):
             self._observations.publish(observation_reference(
                 result.action_stamp_ns, result.observation_stamp_ns or 0, result.cause.value
             ))
-            if not math.isnan(result.observation_age_ms):
-                self._ages_ms.append(result.observation_age_ms)
         if self._trace is not None:
             self._trace.record(result)
-        if result.error is not None:
-            self._policy_error = str(result.error)
-        self._last = result
+        self._heard.note(result)
         if result.tick % GARBAGE_TICKS == 0:
             gc.collect(1)
 
@@ -360,41 +346,20 @@ class ReasoningNode(ManagedNode):
         if self._failure is not None:
             self.trigger_deactivate()
             self._give_up()
-        last = self._last
-        level, values = OK, {}
-        if last is not None and self._loop is not None:
-            level = OK if last.cause in GOOD_CAUSES else WARN
-            values = {'tick': last.tick, 'observation_age_ms': f'{last.observation_age_ms:.2f}'}
-            values |= {name: getattr(last, name).value for name in ('decision', 'reason', 'cause')}
+        level, values = self._heard.status() if self._loop is not None else (OK, {})
         name = self.get_fully_qualified_name()
         self._status.publish(diagnostic_status(name, level, self.state, values))
 
     def _report(self) -> Report:
-        loop, last = self._loop, self._last
+        loop = self._loop
         rejected = '; '.join(self._inputs.rejected.values())
         error = self.last_error or rejected
         values: dict[str, object] = {'state': self.state, 'last_error': error}
         values |= {f'rejected.{name}': n for name, n in self._inputs.rejections.items()}
-        if loop is None or last is None:
+        if loop is None or self._heard.last is None:
             return ERROR if self.last_error else WARN if error else OK, error or self.state, values
-        ages_ms = [self._ages_ms.popleft() for _ in range(len(self._ages_ms))]
-        good = sum(loop.causes[cause.value] for cause in GOOD_CAUSES)
-        fallbacks = sum(loop.causes.values()) - good
-        new_fallbacks = fallbacks - self._reported_fallbacks
-        self._reported_fallbacks = fallbacks
-        values.update({f'reason.{name}': count for name, count in loop.counts.items()})
-        values.update({f'cause.{name}': count for name, count in loop.causes.items()})
-        values.update(
-            ticks=last.tick + 1, estimate_ms=round(last.estimate_ms, 3),
-            instruction=loop.instruction or '',
-            policy_error=self._policy_error,
-            frame_route=self._reader.tell_route(),
-        )
-        if ages_ms:
-            values['observation_age_p50_ms'] = round(float(np.percentile(ages_ms, 50)), 3)
-            values['observation_age_max_ms'] = round(max(ages_ms), 3)
-        if rejected:
-            return WARN, rejected, values
-        if new_fallbacks > 0:
-            return WARN, f'{new_fallbacks} fallbacks, last: {last.reason.value}', values
+        warning, counts = self._heard.report(loop)
+        values |= counts | {'frame_route': self._reader.tell_route()}
+        if rejected or warning:
+            return WARN, rejected or warning, values
         return OK, 'active', values

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from vla_edge_ros.clock import NS_PER_MS, NS_PER_S
-from vla_edge_ros.telemetry.age import percentiles
+from vla_edge_ros.telemetry.age import age_by_cause, ages_at_contact, percentiles
 
-SILENT_CAUSES = ('waiting', 'operator_hold', 'safe_stop')
+SILENT_CAUSES = ('waiting', 'operator_hold', 'thinking', 'safe_stop')
 """The causes that may publish nothing; any other names an action."""
 
 
@@ -61,11 +61,18 @@ def summarize(
         'decisions': {str(name): int(count) for name, count in zip(decisions, counts)},
         'unexplained_ticks': int(np.count_nonzero(silent) + skipped.clip(0).sum()),
         'camera': _camera(camera),
-        'observation_age_ms': percentiles(trace['observation_age_ms'], (50, 95, 99)),
+        'observation_age_ms': percentiles(trace['observation_age_ms']),
+        'observation_age_by_cause': age_by_cause(trace),
+        'observation_age_at_contact_ms': contact_summary(ages_at_contact(trace)),
         'episodes': episodes,
         'success_rate': success_rate,
         'cpu_percent': dict(cpu_percent) if cpu_percent else None,
     }
+
+
+def contact_summary(ages_ms: np.ndarray | None) -> dict[str, float | None] | None:
+    """Return ``count`` and percentiles of the ages at contact, or None where nobody could tell."""
+    return None if ages_ms is None else {'count': len(ages_ms), **percentiles(ages_ms)}
 
 
 def _camera(camera: Mapping[str, int] | None) -> dict[str, float | None]:
