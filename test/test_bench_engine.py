@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from vla_edge_ros import cli
+from vla_edge_ros.errors import BackendUnavailable
+from vla_edge_ros.kernels.cuda import driver
 from vla_edge_ros.lab import bench_page, roofline
 from vla_edge_ros.lab.bench_lengths import compare_peers, find_peers
 from vla_edge_ros.lab.gpu_state import FIELDS, gpu_state, pci_address
@@ -41,6 +43,16 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_what_cannot_be_measured_is_refused_by_option(words, message, capsys):
     assert cli.run(['bench', 'engine', *words], StopRequest()) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('words', [[], ['--endurance', '5'], ['--loop', '5']])
+def test_without_a_gpu_each_mode_says_so_before_it_draws_weights(words, monkeypatch, capsys):
+    def fail(_gpu):
+        raise BackendUnavailable('backend cuda', 'needs an NVIDIA GPU', 'NO_DEVICE')
+
+    monkeypatch.setattr(driver.Gpu, '__init__', fail)
+    assert cli.run(['bench', 'engine', *words], StopRequest()) == 2
+    assert 'needs an NVIDIA GPU, got' in capsys.readouterr().err
 
 
 def test_the_floor_of_the_reference_chunk_is_nine_passes_over_its_weights():

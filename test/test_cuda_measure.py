@@ -1,20 +1,25 @@
 """The kernels of an engine one by one, on the emulated device: each is found, none is spoiled."""
 
 from dataclasses import replace
+from functools import partial
+import json
 
 from emulated_gpu import EmulatedGpu
 import numpy as np
 import pytest
 
-from vla_edge_ros.kernels.cuda import layout, measure
+from vla_edge_ros import cli
+from vla_edge_ros.kernels.cuda import driver, layout, measure
 from vla_edge_ros.kernels.cuda.measure import kernel_times, read_bandwidth
-from vla_edge_ros.lab import bench_lengths
+from vla_edge_ros.lab import bench_engine, bench_lengths
+from vla_edge_ros.lab.bench_endurance import endure
 from vla_edge_ros.lab.bench_lengths import measure as measure_lengths
 from vla_edge_ros.lab.bench_page import document
 from vla_edge_ros.lab.chunks import EngineChunks
 from vla_edge_ros.lab.gpu_state import UNAVAILABLE
 from vla_edge_ros.lab.random_model import random_weights, TINY
 from vla_edge_ros.lab.roofline import STAGES
+from vla_edge_ros.nodes.process import StopRequest
 
 pytest.importorskip('numba_cuda', reason='no CUDA compiler; make kernels installs it')
 CONTEXT = 40
@@ -30,6 +35,9 @@ DECODE = dict.fromkeys(
 
 class NamedGpu(EmulatedGpu):
     name = 'NVIDIA H200, emulated'
+
+    def memory(self):
+        return 5, 9
 
     def attribute(self, name):
         return 0 if name.startswith('PCI') else super().attribute(name)
@@ -87,3 +95,26 @@ def test_the_record_of_an_engine_holds_all_that_the_page_tells(monkeypatch):
     assert record['gpu'] == {'idle': UNAVAILABLE, 'under_load': UNAVAILABLE}
     page = document(record | {'environment': {'commit': ''}, 'shape': 'toy'})
     assert 'commit unknown' in page and 'decode (one kernel)' in page and 'it is slow' in page
+
+
+def test_an_endurance_on_the_gpu_tells_its_memory_and_state(tmp_path, monkeypatch):
+    gpu, asked = NamedGpu((9, 0), 2), []
+    gpu.install(monkeypatch)
+    monkeypatch.setattr(driver, 'Device', lambda: gpu)
+    monkeypatch.setattr(bench_engine, 'SHAPES', {'1.5b': TOY})
+    monkeypatch.setattr(bench_engine, 'endure', partial(endure, warm_up=1))
+
+    def gpu_state(address, work):
+        asked.append(address)
+        work()
+        return UNAVAILABLE
+
+    monkeypatch.setattr(bench_engine, 'gpu_state', gpu_state)
+    path = tmp_path / 'endurance.json'
+    words = ['bench', 'engine', '--endurance', '1', '--lengths', '33', '--json', str(path)]
+    assert cli.run(words, StopRequest()) == 0
+    record = json.loads(path.read_text())
+    assert record['passed'] and record['length'] == 33 and record['backend'] == 'cuda'
+    assert record['memory']['device_grown_bytes'] == 0 and record['device'] == gpu.name
+    assert record['gpu'] == {'under_load': UNAVAILABLE} and asked == ['00000000:00:00.0']
+    assert 'under load | unavailable' in document(record)

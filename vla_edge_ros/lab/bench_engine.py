@@ -7,6 +7,7 @@ is that of the vocabulary's product: one pass over the largest matrix.
 """
 
 import argparse
+from collections.abc import Callable
 import json
 from pathlib import Path
 import tempfile
@@ -17,7 +18,8 @@ from vla_edge_ros.lab.bench_endurance import endure, Memory
 from vla_edge_ros.lab.bench_lengths import find_peers, measure, middle_of
 from vla_edge_ros.lab.bench_loop import measure_loop
 from vla_edge_ros.lab.bench_page import document, write_document
-from vla_edge_ros.lab.chunks import EngineChunks, PolicyChunks
+from vla_edge_ros.lab.chunks import Endless, EngineChunks, PolicyChunks
+from vla_edge_ros.lab.gpu_state import gpu_state, pci_address
 from vla_edge_ros.lab.random_model import SHAPES
 from vla_edge_ros.lab.random_policy import fast_random_weights, write_random_policy
 from vla_edge_ros.lab.record import environment_record
@@ -73,6 +75,10 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
         raise ConfigError('--chunks', f'must be 1 or {len(lengths)} numbers', options.chunks)
     if options.json:
         check_file('--json', options.json)
+    if options.backend == 'cuda':
+        from vla_edge_ros.kernels.cuda.driver import Device
+
+        Device().close()  # tells that there is no GPU before the weights are drawn
     mode = 'endurance' if options.endurance else 'loop' if options.loop else 'engine'
     record = {'mode': mode, 'environment': environment_record(), 'shape': options.shape}
     if mode == 'engine':
@@ -89,9 +95,6 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
 
 
 def _measure(options, lengths: list[int], chunks: list[int]) -> dict:
-    from vla_edge_ros.kernels.cuda.driver import Device
-
-    Device().close()  # tells that there is no GPU before the weights are drawn
     peers = None if options.no_peers else find_peers(options.compiled or '')
     return measure(SHAPES[options.shape], lengths, chunks, _cuda_engine, peers)
 
@@ -111,9 +114,11 @@ def _endure(options, stop: StopRequest) -> dict:
                 config, fast_random_weights(config), 'bfloat16',
                 length + PREFILL_TOKENS + DECODE_TOKENS, PREFILL_TOKENS, progress)
             chunks, about = EngineChunks(engine, config, length), {'length': length}
-    return _device_of(engine, options) | about | endure(
-        chunks, options.endurance, Memory(getattr(engine, 'device', None)),
-        stopped=lambda: stop.requested, progress=progress)
+    device = getattr(engine, 'device', None)
+    record = about | endure(
+        chunks, options.endurance, Memory(device), stopped=lambda: stop.requested,
+        progress=progress)
+    return record | _about_device(device, options, Endless(chunks))
 
 
 def _loop(options, stop: StopRequest) -> dict:
@@ -121,10 +126,11 @@ def _loop(options, stop: StopRequest) -> dict:
     with stop.interruptible():
         policy = _load_policy(options)
         calibration = calibrate(policy, progress)
-    engine = policy.transformer.engine
-    return _device_of(engine, options) | {'kv_slots': policy.cache.layout.kv_slots} | measure_loop(
-        policy, calibration, options.loop, Memory(getattr(engine, 'device', None)),
-        stopped=lambda: stop.requested, progress=progress)
+    device = getattr(policy.transformer.engine, 'device', None)
+    record = {'kv_slots': policy.cache.layout.kv_slots} | measure_loop(
+        policy, calibration, options.loop, Memory(device), stopped=lambda: stop.requested,
+        progress=progress)
+    return record | _about_device(device, options)
 
 
 def _load_policy(options) -> Policy:
@@ -142,9 +148,14 @@ def _cuda_engine(config, weights, slots: int):
     return Engine(config, weights, 'bfloat16', slots, PREFILL_TOKENS, terminal_progress())
 
 
-def _device_of(engine, options) -> dict:
-    device = getattr(engine, 'device', None)
-    return {'backend': options.backend, 'device': device.name if device else 'CPU'}
+def _about_device(device, options, work: Callable[[], None] | None = None) -> dict:
+    """Return what a record says of its device, the GPU's state under the load of ``work``."""
+    record = {'backend': options.backend, 'device': 'CPU'}
+    if device is not None:
+        when = 'under_load' if work else 'at_the_end'
+        record |= {'device': device.name, 'capability': device.capability,
+                   'gpu': {when: gpu_state(pci_address(device), work)}}  # fmt: skip
+    return record
 
 
 def _numbers(option: str, text: str, low: int, high: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_edge_ros.lab.chunks import EngineChunks
+from vla_edge_ros.lab.chunks import Endless, EngineChunks
 from vla_edge_ros.lab.gpu_state import gpu_state, pci_address
 from vla_edge_ros.lab.quiet import quiet_interpreter
 from vla_edge_ros.lab.random_policy import fast_random_weights
@@ -104,19 +104,6 @@ def measure(
     if peers is not None:
         record |= compare_peers(peers(config, weights, middle), middle, median)
     return record
-
-
-class Endless:
-    """Run a chunk at each call."""
-
-    def __init__(self, chunks: EngineChunks):
-        self._chunks = chunks
-        self._index = 0
-
-    def __call__(self) -> None:
-        """Run the next one."""
-        self._chunks.run(self._index)
-        self._index += 1
 
 
 def measure_length(chunks: EngineChunks, count: int, warm_up: int) -> dict[str, Any]:

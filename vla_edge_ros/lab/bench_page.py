@@ -160,6 +160,8 @@ def _endurance(record: dict) -> list[str]:
             'process grown, bytes': record['memory']['rss_grown_bytes'],
         }]),
     ]  # fmt: skip
+    if 'gpu' in record:
+        lines += ['', *_gpu(record['gpu'])]
     if 'histogram' in record:
         edges, counts = record['histogram']['edges_ms'], record['histogram']['chunks']
         rows = [{'from, ms': f'{low:.3f}', 'to, ms': f'{high:.3f}', 'chunks': count}
@@ -200,6 +202,7 @@ def _loop(record: dict) -> list[str]:
         f'{record["memory"]["rss_grown_bytes"]}',
         '',
         *_table(rows),
+        *(['', *_gpu(record['gpu'])] if 'gpu' in record else []),
     ]
 
 

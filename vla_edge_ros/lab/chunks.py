@@ -95,3 +95,16 @@ class PolicyChunks:
             self._policy.reset()
         self._policy.observe(self._images[index], self._joints, index)
         return self._policy.act().tokens
+
+
+class Endless:
+    """Run a chunk at each call."""
+
+    def __init__(self, chunks: EngineChunks | PolicyChunks):
+        self._chunks = chunks
+        self._index = 0
+
+    def __call__(self) -> None:
+        """Run the next one."""
+        self._chunks.run(self._index)
+        self._index += 1
