@@ -26,7 +26,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     TILE_BYTES,
     WARPS,
 )
-from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, U16, ZERO
+from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS, NEVER, U16, ZERO
 
 DEPTH = 6
 """Steps of weights a warp has under way."""
@@ -44,7 +44,8 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
     signal, wait, arrived = device.signal, device.wait, device.arrived
     share, bring, bring_weights = device.share, device.bring, device.bring_weights
     block_sum, copy_row, add_sums = device.block_sum, device.copy_row, device.add_sums
-    embedding_index, best_of, rotary = device.embedding_index, device.best_of, device.rotary
+    better, best_of_block = device.better, device.best_of_block
+    embedding_index, rotary = device.embedding_index, device.rotary
     store_qkv, split_size, swiglu = device.store_qkv, device.split_size, device.swiglu
     mixing_shares, mix_four = device.mixing_shares, device.mix_four
     f32, i32, i64 = np.float32, np.int32, np.int64
@@ -107,21 +108,20 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
     def embed(state, step, num_tokens, candidates, chosen_rows, num_candidates, embedding, size,
               residual, tokens):  # fmt: skip
         """Choose the best candidate of the last step, and fetch what it is fed back as."""
-        best = cuda.shared.array(THREADS, F32)
-        rows = cuda.shared.array(THREADS, I32)
+        best = cuda.shared.array(WARPS, F32)
+        rows = cuda.shared.array(WARPS, I32)
         wait()
         signal()
         thread = cuda.threadIdx.x
         token = state[FIRST_TOKEN]
         if step > 0:
-            value, row = f32(-np.inf), i32(0x7FFFFFFF)
+            value, row = f32(-np.inf), NEVER
             for i in range(thread, num_candidates, THREADS):
-                if candidates[i] > value or (candidates[i] == value and chosen_rows[i] < row):
+                if better(value, row, candidates[i], chosen_rows[i]):
                     value, row = candidates[i], chosen_rows[i]
-            best[thread], rows[thread] = value, row
-            best_of(best, rows)
+            value, row = best_of_block(best, 0, rows, 0, value, row)
             # Without a number among the logits there is no best one: the first row, as on the CPU.
-            token = rows[0] if best[0] > f32(-np.inf) else state[FIRST_ROW]
+            token = row if value > f32(-np.inf) else state[FIRST_ROW]
             if thread == 0:
                 tokens[step - 1] = token
         if step < num_tokens:
@@ -235,8 +235,8 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         floats = cuda.shared.array(0, F32)
         sums = cuda.shared.array(_BATCH_SUMS, F32)
         scratch = cuda.shared.array(WARPS, F32)
-        best = cuda.shared.array(THREADS, F32)
-        rows = cuda.shared.array(THREADS, I32)
+        best = cuda.shared.array(WARPS, F32)
+        rows = cuda.shared.array(WARPS, I32)
         size = steps * STEP
         first_row, stop_row = state[FIRST_ROW], state[FIRST_ROW] + state[NUM_ROWS]
         origin = first_row >> 4
@@ -250,7 +250,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
             cuda.syncthreads()
         signal()
         first, stop, low, high = share(tiles, steps, 1)
-        value, chosen = f32(-np.inf), i32(0x7FFFFFFF)
+        value, chosen = f32(-np.inf), NEVER
         for tile in range(first, stop, BATCH):
             count = min(stop - tile, BATCH)
             multiply(weights, tile, count, steps, low, high, x, sums)
@@ -262,10 +262,9 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
                     if logit > value:
                         value, chosen = logit, row
             cuda.syncthreads()
-        best[cuda.threadIdx.x], rows[cuda.threadIdx.x] = value, chosen
-        best_of(best, rows)
+        value, chosen = best_of_block(best, 0, rows, 0, value, chosen)
         if cuda.threadIdx.x == 0:
-            candidates[cuda.blockIdx.x], chosen_rows[cuda.blockIdx.x] = best[0], rows[0]
+            candidates[cuda.blockIdx.x], chosen_rows[cuda.blockIdx.x] = value, chosen
 
     fl, ha, it, n, a, f = FLOATS, HALVES, INTS, I32, I64, types.float32
     row = (a, fl, a, n, a, f)  # residual, kept, prior, num_prior, gain, eps

@@ -6,7 +6,7 @@ from numba import cuda
 from numba.core import types
 import numpy as np
 
-from vla_edge_ros.kernels.cuda import ptx
+from vla_edge_ros.kernels.cuda import ptx, stream_ptx
 from vla_edge_ros.kernels.cuda.constants import (
     MAX_CHUNKS,
     MAX_SPLITS,
@@ -20,6 +20,8 @@ HIDDEN = np.float32(-1e30)
 """A score no key has; finite, so that differences stay numbers."""
 LOG2_E = np.float32(1.4426950408889634)
 ZERO, ONE = np.float32(0), np.float32(1)
+NEVER = np.int32(0x7FFFFFFF)
+"""The row of no logit."""
 I32, I64, F32, U16 = types.int32, types.int64, types.float32, types.uint16
 FLOATS, HALVES, INTS = (types.CPointer(kind) for kind in (F32, U16, I32))
 
@@ -34,6 +36,7 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
         ptx.prefetch, ptx.quotient, ptx.remainder, ptx.ratio, ptx.again)
     copy, arrived = ptx.make_copy(capability)
     mix, add = ptx.make_mix(MAX_SPLITS), ptx.make_sum(MAX_CHUNKS)
+    meet, who = stream_ptx.meet, stream_ptx.who
     device = cuda.jit(device=True)
     i32, i64 = np.int32, np.int64
 
@@ -195,25 +198,37 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
         return ratio(gate, ONE + exp2(-gate * LOG2_E)) * up
 
     @device
-    def best_of(best, rows):
-        """Bring the largest value, and the lowest row of equals, of all threads to the front."""
-        thread = cuda.threadIdx.x
-        cuda.syncthreads()
-        distance = THREADS // 2
-        while distance > 0:
-            if thread < distance:
-                other = thread + distance
-                if best[other] > best[thread] or (
-                    best[other] == best[thread] and rows[other] < rows[thread]
-                ):
-                    best[thread], rows[thread] = best[other], rows[other]
-            cuda.syncthreads()
-            distance //= 2
+    def better(value, row, other_value, other_row):
+        return other_value > value or (other_value == value and other_row < row)
+
+    @device
+    def best_of_warp(value, row):
+        for distance in (16, 8, 4, 2, 1):
+            other_value = cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)
+            other_row = cuda.shfl_xor_sync(0xFFFFFFFF, row, distance)
+            if better(value, row, other_value, other_row):
+                value, row = other_value, other_row
+        return value, row
+
+    @device
+    def best_of_block(floats, first, ints, start, value, row):
+        """Return the largest value, and the lowest row of equals, of all threads."""
+        value, row = best_of_warp(value, row)
+        thread = who()
+        if thread & 31 == 0:
+            floats[first + (thread >> 5)] = value
+            ints[start + (thread >> 5)] = row
+        meet()
+        for warp in range(WARPS):
+            other_value, other_row = floats[first + warp], ints[start + warp]
+            if better(value, row, other_value, other_row):
+                value, row = other_value, other_row
+        return value, row
 
     names = (
         block_sum, fragment_index, embedding_index, share, bring, bring_weights, copy_row,
-        add_sums, query_row, rotary, store_qkv, split_size, mixing_shares, mix_four, swiglu,
-        best_of,
+        add_sums, rotary, store_qkv, split_size, mixing_shares, mix_four, swiglu, better,
+        best_of_warp, best_of_block,
     )  # fmt: skip
     functions = {function.__name__: function for function in names}
     signal, wait = ptx.make_launch_control(capability)

@@ -80,11 +80,11 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     who, which = stream_ptx.who, stream_ptx.which
     again, again_long = ptx.again, stream_ptx.again_long
     normalise, gather_parts = stream_ptx.make_normalise(MAX_HIDDEN), stream_ptx.make_gather_parts()
-    parts = define_parts(capability, head_dim)
+    parts = define_parts(capability, head_dim, device)
     part_of, multiply, sum_of = parts.part_of, parts.multiply, parts.sum_of
     await_all, finish, ask_for = parts.await_all, parts.finish, parts.ask_for
     await_projected = parts.await_projected
-    add_rows, choose, best_of_block = parts.add_rows, parts.choose, parts.best_of_block
+    add_rows, choose, best_of_block = parts.add_rows, parts.choose, device.best_of_block
     attend_split, stream_weights = parts.attend_split, parts.stream_weights
     forget, bring_next, batch_of = parts.forget, parts.bring_next, parts.batch_of
     embedding_index, rotary = device.embedding_index, device.rotary
@@ -329,7 +329,8 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
                 if phase == CONTRACT:
                     odd = i32(odd ^ 1)
                 if phase == CHOOSE:
-                    value, chosen = best_of_block(floats, ints, value, chosen)
+                    value, chosen = best_of_block(
+                        floats, SMALL // 4, ints, SMALL // 4 + WARPS, value, chosen)
                     if who() == 0:
                         place = which()
                         candidates[place], chosen_rows[place] = value, chosen

@@ -23,6 +23,7 @@ from vla_edge_ros.kernels.cuda.constants import (
     TILE_BYTES,
     WARPS,
 )
+from vla_edge_ros.kernels.cuda.device import NEVER
 
 PROJECT, ATTEND, RETURN, EXPAND, CONTRACT, CHOOSE = range(6)
 """Phases of a layer, and of the head."""
@@ -35,11 +36,10 @@ RANK, SLOT, PART, DONE, GOAL = range(PLAN + 48, PLAN + 68, 4)
 """Of the token decoded now: its rank, its slot, the keys of one split, how many
 tokens are done, and how often a block has projected when all have."""
 RING = STREAM_SCRATCH + STREAM_EXTRA
-NEVER = np.int32(0x7FFFFFFF)
 LARGEST = np.float32(FIXED_RANGE)
 
 
-def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
+def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNamespace:
     """Return the device functions, compiled with the kernel that calls them."""
     load_float = ptx.load_float
     generic_address = ptx.generic_address
@@ -55,6 +55,7 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
     consume = stream_ptx.make_consume(capability)
     attend_split = make_attend_split(head_dim, capability)
     prefetch, remainder = ptx.prefetch, ptx.remainder
+    better, best_of_warp = device.better, device.best_of_warp
     half_dim, head_steps = head_dim // 2, np.int32(head_dim // STEP)
     f32, i32, i64 = np.float32, np.int32, np.int64
     jit = cuda.jit(device=True)
@@ -155,19 +156,6 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
             add_long(residual + (i64(tile) * 16 + item) * 8, to_fixed(value, i32(count)))
 
     @jit
-    def better(value, row, other_value, other_row):
-        return other_value > value or (other_value == value and other_row < row)
-
-    @jit
-    def best_of_warp(value, row):
-        for distance in (16, 8, 4, 2, 1):
-            other_value = cuda.shfl_xor_sync(0xFFFFFFFF, value, distance)
-            other_row = cuda.shfl_xor_sync(0xFFFFFFFF, row, distance)
-            if better(value, row, other_value, other_row):
-                value, row = other_value, other_row
-        return value, row
-
-    @jit
     def choose(candidates, chosen_rows, count, otherwise, spoiled):
         """Return the best of all blocks, if there is one; every warp looks for itself."""
         value, row = f32(-np.inf), NEVER
@@ -180,21 +168,6 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
             i = i32(i + 32)
         value, row = best_of_warp(value, row)
         return row if value > f32(-np.inf) and load_int(spoiled) == 0 else otherwise
-
-    @jit
-    def best_of_block(floats, ints, value, row):
-        """Return the best of all threads to the first one."""
-        value, row = best_of_warp(value, row)
-        thread = who()
-        if thread & 31 == 0:
-            floats[SMALL // 4 + (thread >> 5)] = value
-            ints[SMALL // 4 + WARPS + (thread >> 5)] = row
-        meet()
-        for warp in range(WARPS):
-            other_value, other_row = floats[SMALL // 4 + warp], ints[SMALL // 4 + WARPS + warp]
-            if better(value, row, other_value, other_row):
-                value, row = other_value, other_row
-        return value, row
 
     @jit
     def stream_weights(qkv, output, gate_up, down, head, base, layers, depth, wide, tiles,
@@ -277,6 +250,6 @@ def define_parts(capability: tuple[int, int], head_dim: int) -> SimpleNamespace:
 
     functions = (
         await_all, await_projected, finish, ask_for, part_of, multiply, sum_of, add_rows,
-        choose, best_of_block, attend_split, stream_weights, forget, bring_next, batch_of,
+        choose, attend_split, stream_weights, forget, bring_next, batch_of,
     )  # fmt: skip
     return SimpleNamespace(**{function.__name__: function for function in functions})
