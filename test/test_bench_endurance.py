@@ -64,6 +64,14 @@ def test_times_of_the_warm_up_are_left_out_and_each_chunk_is_in_the_histogram():
     assert counts[0] == 998 and counts[-1] == 2 and sum(counts) == 1000
 
 
+@pytest.mark.parametrize('took_ns', [1, 593_172_666, 10_000_019])
+def test_equal_times_have_a_histogram_too(took_ns):
+    chunks = FakeChunks()
+    chunks.run = lambda index: chunks.clock.advance_ns(took_ns) and np.arange(8)
+    record = run(chunks, 3)
+    assert sum(record['histogram']['chunks']) == 3 and record['chunk_ms']['max'] == took_ns / 1e6
+
+
 def test_a_chunk_with_another_token_is_counted_and_the_first_is_named():
     record = run(FakeChunks(wrong=(WARM_UP + 5, WARM_UP + 6)))
     assert not record['passed'] and record['differing_chunks'] == 2

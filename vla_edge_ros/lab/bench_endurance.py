@@ -159,7 +159,8 @@ def endure(
 def _times(milliseconds: np.ndarray) -> dict[str, Any]:
     found = {'min': float(milliseconds.min())} | statistics(milliseconds)
     edges = np.geomspace(max(found['min'], 1e-6), max(found['max'], 1e-6), BINS + 1)
-    edges[0], edges[-1] = found['min'], found['max']  # as they are, not rounded on the way
+    edges = np.clip(edges, found['min'], found['max'])  # rounded on the way, they would overlap
+    edges[-1] = found['max']
     counts, _ = np.histogram(milliseconds, edges)
     return {
         'chunk_ms': found,
