@@ -3,7 +3,7 @@
 from numba import cuda
 import numpy as np
 
-from vla_edge_ros.kernels.cuda import ptx, stream_ptx
+from vla_edge_ros.kernels.cuda import ptx
 from vla_edge_ros.kernels.cuda.attend import (
     make_attend,
     make_attend_rows,
@@ -28,7 +28,8 @@ from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS
 def make_attend_split(head_dim: int, capability: tuple[int, int]):
     """Return ``attend_split``, a device function that all threads of a block call together."""
     attend, combine = make_attend(head_dim, capability), make_combine(head_dim)
-    generic_address, quotient, who = ptx.generic_address, ptx.quotient, stream_ptx.who
+    generic_address, quotient = ptx.generic_address, ptx.quotient
+    meet, who = ptx.meet, ptx.who
     i32, i64 = np.int32, np.int64
 
     @cuda.jit(device=True)
@@ -52,7 +53,7 @@ def make_attend_split(head_dim: int, capability: tuple[int, int]):
             i32(out + ((warp * DECODE_ROWS + row) * head_dim + quad * 8) * 4),
             i32(sums + (warp * 32 + row * 2) * 4),
         )  # fmt: skip
-        stream_ptx.meet()
+        meet()
         element = i32(4 * who())
         if element < DECODE_ROWS * head_dim:
             row = quotient(element, i32(head_dim))

@@ -164,31 +164,31 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
                           kv_heads, ranks, query_rows)  # fmt: skip
             cuda.syncthreads()
 
-    def decode_output(weights, tiles, steps, chunks, partials, extremes, state, step, heads,
-                      kv_heads, query_rows, warps, left):  # fmt: skip
+    def decode_output(weights, tiles, steps, partials, extremes, state, step, heads, kv_heads,
+                      query_rows, warps, left):  # fmt: skip
+        # In one chunk: each block would mix the attention anew.
         x = cuda.shared.array(0, U16)
         sums = cuda.shared.array(_BATCH_SUMS, F32)
         shares = cuda.shared.array(_SHARES, F32)
-        bring_weights(weights, tiles, steps, chunks)
-        first, stop, low, high = share(tiles, steps, chunks)
+        bring_weights(weights, tiles, steps, 1)
+        first, stop, low, high = share(tiles, steps, 1)
         seen = state[CONTEXT] + step + 1
         part = split_size(seen, warps)
         splits = quotient(i32(seen + part - 1), i32(part))
         wait()
         mixing_shares(0, splits, extremes, heads, kv_heads, query_rows, shares)
-        k = i32(low * STEP + 4 * cuda.threadIdx.x)
-        while k < high * STEP:
+        k = i32(4 * cuda.threadIdx.x)
+        while k < steps * STEP:
             out = generic_address(x, i64(k))
             mix_four(k, 0, splits, partials, heads, kv_heads, query_rows, shares, out)
             k = again(i32(k + 4 * THREADS))
         cuda.syncthreads()
         signal()
-        base = remainder(i32(cuda.blockIdx.x), chunks) * tiles * 16
         for tile in range(first, stop, BATCH):
             count = min(stop - tile, BATCH)
             multiply(weights, tile, count, steps, low, high, x, sums)
             for item in range(cuda.threadIdx.x, count * 16, THREADS):
-                left[base + tile * 16 + item] = total(sums, item >> 4, item & 15)
+                left[tile * 16 + item] = total(sums, item >> 4, item & 15)
             cuda.syncthreads()
 
     def decode_mlp(weights, tiles, steps, residual, kept, prior, num_prior, gain, eps, inner):
@@ -273,7 +273,7 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         ('embed', embed, (it, n, n, fl, it, n, ha, n, fl, it)),
         ('gather', gather, (it, ha, n, fl)),
         ('decode_qkv', decode_qkv, (a, n, n, *row, fl, fl, fl, it, n, it, *cache, n, n, n, n)),
-        ('decode_output', decode_output, (a, n, n, n, ha, fl, it, n, n, n, n, n, fl)),
+        ('decode_output', decode_output, (a, n, n, ha, fl, it, n, n, n, n, n, fl)),
         ('decode_mlp', decode_mlp, (a, n, n, *row, ha)),
         ('decode_down', decode_down, (a, n, n, n, a, fl)),
         ('decode_head', decode_head, (a, n, *row, it, n, fl, fl, it)),

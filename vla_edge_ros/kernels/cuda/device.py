@@ -1,4 +1,4 @@
-"""What the kernels of prefill and decode share: shares of a product, mixing, small helpers."""
+"""What the kernels share: shares of a product, mixing, the best row, small helpers."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ from numba import cuda
 from numba.core import types
 import numpy as np
 
-from vla_edge_ros.kernels.cuda import ptx, stream_ptx
+from vla_edge_ros.kernels.cuda import ptx
 from vla_edge_ros.kernels.cuda.constants import (
     MAX_CHUNKS,
     MAX_SPLITS,
@@ -36,7 +36,7 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
         ptx.prefetch, ptx.quotient, ptx.remainder, ptx.ratio, ptx.again)
     copy, arrived = ptx.make_copy(capability)
     mix, add = ptx.make_mix(MAX_SPLITS), ptx.make_sum(MAX_CHUNKS)
-    meet, who = stream_ptx.meet, stream_ptx.who
+    meet, who = ptx.meet, ptx.who
     device = cuda.jit(device=True)
     i32, i64 = np.int32, np.int64
 

@@ -134,11 +134,10 @@ class Launches:
                 shared=10 * hidden),
             attention,
             prepare(
-                # In one chunk: each block would mix the attention anew.
                 'decode_output', (tiles['output'],), THREADS,
-                'piii' + 'ppp' + 'iiiii' + 'p', self.layer('output', layer), tiles['output'],
-                config.query_size // STEP, 1, at['partials'], at['extremes'], at['state'],
-                step, heads, kv_heads, rows, warps, at['sums'], shared=2 * config.query_size),
+                'pii' + 'ppp' + 'iiiii' + 'p', self.layer('output', layer), tiles['output'],
+                config.query_size // STEP, at['partials'], at['extremes'], at['state'], step,
+                heads, kv_heads, rows, warps, at['sums'], shared=2 * config.query_size),
             prepare(
                 'decode_mlp', (min(tiles['gate_up'], 2 * self._processors),), THREADS,
                 'pii' + 'pppipf' + 'p', self.layer('gate_up', layer), tiles['gate_up'],

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-from vla_edge_ros.kernels.cuda.constants import DEPENDENT_LAUNCH, TENSOR_16
+from vla_edge_ros.kernels.cuda.constants import DEPENDENT_LAUNCH, TENSOR_16, THREADS
 
 _KINDS = {
     types.int32: ('r', ir.IntType(32)),
@@ -136,6 +136,12 @@ remainder = assembly('rem.u32 $0, $1, $2;', (types.int32, types.int32), types.in
 
 again = assembly('mov.b32 $0, $1;', (types.int32,), types.int32)
 """A number as if it were a new one: what depends on it is not worked out, or unrolled, ahead."""
+
+who = assembly('mov.u32 $0, %tid.x;', (), types.int32)
+"""This thread's number, anew: what depends on it is then not kept in registers for ever."""
+
+meet = assembly(f'bar.sync 1, {THREADS};', ())
+"""Wait for all warps that multiply."""
 
 ratio = assembly('div.full.f32 $0, $1, $2;', (types.float32, types.float32), types.float32)
 """Of float32 numbers, at most two units in the last place off."""

@@ -73,11 +73,11 @@ def define_stream(capability: tuple[int, int], head_dim: int, device) -> list[tu
     quotient, remainder = ptx.quotient, ptx.remainder
     _, arrived = ptx.make_copy(capability)
     make_barrier, publish_barriers = stream_ptx.make_barrier, stream_ptx.publish_barriers
-    meet, store_long, to_fixed = stream_ptx.meet, stream_ptx.store_long, stream_ptx.to_fixed
-    store_word = stream_ptx.store_word
+    store_long, store_word, to_fixed = (
+        stream_ptx.store_long, stream_ptx.store_word, stream_ptx.to_fixed)
     collect, clear = stream_ptx.make_collect(STREAM_SUMS), stream_ptx.clear
     keep, recall = stream_ptx.keep, stream_ptx.recall
-    who, which = stream_ptx.who, stream_ptx.which
+    meet, who, which = ptx.meet, ptx.who, stream_ptx.which
     again, again_long = ptx.again, stream_ptx.again_long
     normalise, gather_parts = stream_ptx.make_normalise(MAX_HIDDEN), stream_ptx.make_gather_parts()
     parts = define_parts(capability, head_dim, device)

@@ -46,12 +46,12 @@ def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNa
     total, quotient = stream_ptx.total, ptx.quotient
     copy, _ = ptx.make_copy(capability)
     issue, bulk_copy = stream_ptx.issue, stream_ptx.bulk_copy
-    await_parity, meet = stream_ptx.await_parity, stream_ptx.meet
+    await_parity, meet = stream_ptx.await_parity, ptx.meet
     announce, await_count = stream_ptx.announce, stream_ptx.await_count
     load_int, add_long, store_word, to_fixed = (
         stream_ptx.load_int, stream_ptx.add_long, stream_ptx.store_word, stream_ptx.to_fixed)
     recall, keep = stream_ptx.recall, stream_ptx.keep
-    again, who = ptx.again, stream_ptx.who
+    again, who = ptx.again, ptx.who
     consume = stream_ptx.make_consume(capability)
     attend_split = make_attend_split(head_dim, capability)
     prefetch, remainder = ptx.prefetch, ptx.remainder

@@ -56,9 +56,6 @@ await_parity = assembly(
     (_I32, _I32))  # fmt: skip
 """``await_parity(barrier, parity)``: until the phase of this parity is over."""
 
-who = assembly('mov.u32 $0, %tid.x;', (), _I32)
-"""This thread's number, anew: what depends on it is then not kept in registers for ever."""
-
 which = assembly('mov.u32 $0, %ctaid.x;', (), _I32)
 """This block's number, anew."""
 
@@ -66,9 +63,6 @@ again_long = assembly('mov.b64 $0, $1;', (_I64,), _I64)
 
 recall = assembly('ld.shared.b32 $0, [$1];', (_I32,), _I32)
 keep = assembly('st.shared.b32 [$0], $1;', (_I32, _I32))
-
-meet = assembly(f'bar.sync 1, {THREADS};', ())
-"""Wait for all warps that multiply."""
 
 announce = assembly('red.release.gpu.global.add.u32 [$0], 1;', (_I64,))
 """Count this block in, after all that it wrote."""
