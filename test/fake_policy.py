@@ -28,7 +28,8 @@ class FakePolicy:
 
     def __init__(self, observe_s: float = 0.002, act_s: float = 0.003):
         self.config = SimpleNamespace(
-            image_width=24, image_height=20, action_dim=2, proprioception_mean=(0.0, 0.0),
+            image_width=24, image_height=20, action_dim=2, chunk_steps=3,
+            proprioception_mean=(0.0, 0.0),
             joint_names=('gantry_x', 'gantry_y'), action_low=(-1.0, -0.5), action_high=(1.0, 0.5),
         )
         self.cache = SimpleNamespace(layout=SimpleNamespace(max_frames=2))

@@ -104,7 +104,7 @@ class CountingReasoningNode(ReasoningNode):
         self.taken += 1
 
 
-def run_live(graph, bag, policy, latency_ms, trace):
+def run_live(graph, bag, policy, latency_ms, trace, loop):
     """Publish a bag to the two nodes in virtual time, one message and one tick at a time."""
     stages = (Stage.PREFILL, Stage.DECODE)
     latency = FixedLatency(
@@ -122,7 +122,8 @@ def run_live(graph, bag, policy, latency_ms, trace):
     node = graph.add(CountingReasoningNode(
         load_policy=lambda *_: policy, calibrate=lambda *_: latency_ms, clock=clock, steady=clock,
         make_runner=lambda steady: VirtualRunner(steady, latency), context=graph.context,
-        cli_args=['--ros-args', '-p', f'trace_path:={trace}']))
+        cli_args=['--ros-args', '-p', f'trace_path:={trace}', *(
+            word for name, value in loop.items() for word in ('-p', f'{name}:={value}'))]))
     assert graph.spin_until(
         lambda: all(p.get_subscription_count() for p in publishers.values()))
 
@@ -144,19 +145,24 @@ def run_live(graph, bag, policy, latency_ms, trace):
     node.close()
 
 
-@pytest.mark.parametrize('compressed, latency_ms, reasons', [
-    (False, (8.0, 8.0), {'admitted', 'no_proprioception', 'frozen_camera'}),
-    (True, (20.0, 16.0), {'decode_over_budget', 'deadline_missed', 'busy', 'repeated_frame'}),
+@pytest.mark.parametrize('compressed, latency_ms, loop, reasons', [
+    (False, (8.0, 8.0), {}, {'admitted', 'no_proprioception', 'frozen_camera'}),
+    (True, (20.0, 16.0), {}, {'decode_over_budget', 'deadline_missed', 'busy', 'repeated_frame'}),
+    (True, (20.0, 10.0), {'schedule': 'sync'}, {'requested', 'playing', 'frozen_camera'}),
+    (True, (10.0, 20.0), {'schedule': 'overlap', 'overlap_percent': 100.0, 'seam': 'blend'},
+     {'requested', 'frozen_camera'}),
 ])
-def test_live_nodes_and_replay_agree_to_the_bit(tmp_path, policy, compressed, latency_ms, reasons):
+def test_live_nodes_and_replay_agree_to_the_bit(
+    tmp_path, policy, compressed, latency_ms, loop, reasons
+):
     bag = make_eventful_bag(tmp_path / 'bag', compressed)
     replayed, live = Recorder(policy), Recorder(policy)
     parameters = ReplayParameters(prefill_ms=latency_ms[0], decode_ms=latency_ms[1])
-    replay_bag(bag, replayed, tmp_path / 'replay', parameters)
+    replay_bag(bag, replayed, tmp_path / 'replay', parameters, loop=ControlLoopParameters(**loop))
     with ros_graph(tmp_path) as graph:
-        run_live(graph, bag, live, latency_ms, tmp_path / 'live.csv')
+        run_live(graph, bag, live, latency_ms, tmp_path / 'live.csv', loop)
 
-    assert len(live.observed) == len(replayed.observed) > 40
+    assert len(live.observed) == len(replayed.observed) > (15 if loop else 40)
     for ours, theirs in zip(live.observed, replayed.observed):
         for a, b in zip(ours, theirs):
             np.testing.assert_array_equal(a, b, strict=True)

@@ -44,6 +44,10 @@ def test_the_schedule_is_changed_while_the_node_acts(make_robot):
     assert refused.reason == (
         "schedule must be one of deadline, sync, overlap, latest, got 'fastest'")
     assert not set_schedule(robot, overlap_percent=100.5).successful
+    refused = set_schedule(robot, chunk_steps=4)
+    assert refused.reason == (
+        'chunk_steps must be at most 3, the actions in a chunk of the policy, got 4')
+    assert set_schedule(robot, chunk_steps=3).successful
 
 
 def test_diagnostics_tell_the_age_of_every_cause_and_no_planned_pause_is_a_warning(make_robot):

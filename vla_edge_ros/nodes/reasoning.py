@@ -40,7 +40,8 @@ from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.progress import ProgressLog
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters, PLANNED_CAUSES
 from vla_edge_ros.runtime.admission import AdmissionController, AdmissionParameters
-from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters
+from vla_edge_ros.runtime.control_loop import ControlLoop
+from vla_edge_ros.runtime.loop_parameters import check_chunk_steps, ControlLoopParameters
 from vla_edge_ros.runtime.runner import Runner, ThreadRunner
 from vla_edge_ros.telemetry.trace import TraceWriter
 
@@ -252,6 +253,8 @@ class ReasoningNode(ManagedNode):
         kind, text = sets[ReasoningParameters].action_type, sets[ReasoningParameters].instruction
         initial = sets[ActionQueueParameters].initial_action
         engine.check_actions(self._policy.config, kind, initial)
+        steps = sets[ControlLoopParameters].chunk_steps
+        check_chunk_steps(steps, self._policy.config.chunk_steps)
         # None at all is right from the start only: the loop cannot unlearn the one it follows.
         if text.strip() or text != self.parameters[ReasoningParameters].instruction:
             self._policy.check_instruction(text)

@@ -26,8 +26,11 @@ from vla_edge_ros.replay.inputs import BagInputs, input_topics, ReplayParameters
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters
 from vla_edge_ros.runtime.admission import AdmissionController, AdmissionParameters
 from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters
+from vla_edge_ros.runtime.frame_buffer import Frame
 from vla_edge_ros.runtime.latency import FixedLatency
+from vla_edge_ros.runtime.loop_parameters import check_chunk_steps
 from vla_edge_ros.runtime.runner import VirtualRunner
+from vla_edge_ros.schedule_options import add_schedule_arguments, loop_parameters, NAMES
 from vla_edge_ros.telemetry.stages import Stage
 from vla_edge_ros.telemetry.summary import summarize
 from vla_edge_ros.telemetry.trace import read_trace, TraceWriter
@@ -43,6 +46,10 @@ OPTIONS = {
     'decode_ms': '--latency-ms',
     'policy': '--policy',
     'out': '--out',
+    'schedule': '--schedule',
+    'overlap_percent': '--overlap-percent',
+    'seam': '--seam',
+    'chunk_steps': '--chunk-steps',
 }
 """Which option sets what an error names."""
 
@@ -106,7 +113,7 @@ def replay_bag(
         controller.seed(parameters.prefill_ms, parameters.decode_ms)
         control_loop = ControlLoop(
             policy,
-            inputs,
+            _Newest(inputs, clock),
             controller,
             ActionQueue(queue),
             VirtualRunner(clock, latency),
@@ -136,6 +143,18 @@ def replay_bag(
     return summary
 
 
+class _Newest:
+    """Frame source of what was recorded until now, also between two ticks."""
+
+    def __init__(self, inputs: BagInputs, clock: ManualClock):
+        self._inputs = inputs
+        self._clock = clock
+
+    def read(self) -> Frame | None:
+        self._inputs.advance_to(self._clock.now_ns())
+        return self._inputs.read()
+
+
 def _run(
     loop: ControlLoop, inputs: BagInputs, clock: ManualClock, trace: TraceWriter
 ) -> Counter[str]:
@@ -143,6 +162,7 @@ def _run(
     errors: Counter[str] = Counter()
     scheduled_ns = inputs.start_ns
     while not inputs.exhausted:
+        loop.between_ticks(scheduled_ns)
         clock.advance_to_ns(scheduled_ns)
         inputs.advance_to(scheduled_ns)
         instruction = inputs.take_instruction()
@@ -182,6 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='what a policy run costs in virtual time '
         f'(default: {defaults.prefill_ms:g},{defaults.decode_ms:g})',
     )
+    add_schedule_arguments(parser)
     parser.add_argument(
         '--live',
         action='store_true',
@@ -196,6 +217,7 @@ def run(arguments: argparse.Namespace, stop: StopRequest) -> int:
     _check_combination(arguments)
     try:
         parameters = ReplayParameters(**_given(arguments))
+        loop = loop_parameters(arguments)
         if arguments.live:
             rate = 1.0 if arguments.rate is None else arguments.rate
             _play_live(arguments.bag, parameters, rate, stop)
@@ -203,7 +225,7 @@ def run(arguments: argparse.Namespace, stop: StopRequest) -> int:
             out = arguments.out or Path(OUT)
             check_folder('--out', out, TRACE, SUMMARY)
             with stop.interruptible():
-                _replay(arguments.bag, arguments.policy, out, parameters)
+                _replay(arguments.bag, arguments.policy, out, parameters, loop)
     except ConfigError as error:
         name, *rest = error.field.split(' ', 1)
         if name not in OPTIONS:
@@ -219,7 +241,7 @@ def _check_combination(arguments: argparse.Namespace) -> None:
     if text is not None and not text.strip():
         raise ConfigError('--instruction', 'must not be blank', text)
     if arguments.live:
-        useless = ('out', 'policy', 'latency_ms')
+        useless = ('out', 'policy', 'latency_ms', *NAMES)
         rule = 'must not be given with --live, where the nodes act'
     else:
         useless = ('rate',)
@@ -227,7 +249,7 @@ def _check_combination(arguments: argparse.Namespace) -> None:
     for name in useless:
         value = getattr(arguments, name)
         if value is not None:
-            shown = value if isinstance(value, float) else str(value)
+            shown = value if isinstance(value, (int, float)) else str(value)
             raise ConfigError('--' + name.replace('_', '-'), rule, shown)
     if arguments.rate is not None and not 0 < arguments.rate < math.inf:
         raise ConfigError('--rate', 'must be a finite number > 0', arguments.rate)
@@ -236,16 +258,20 @@ def _check_combination(arguments: argparse.Namespace) -> None:
         raise ConfigError('--instruction-topic', rule, arguments.instruction_topic)
 
 
-def _replay(path: str, folder: str | None, out: Path, parameters: ReplayParameters) -> None:
+def _replay(
+    path: str, folder: str | None, out: Path, parameters: ReplayParameters,
+    loop: ControlLoopParameters,
+) -> None:
     from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
     from vla_edge_ros.policy.policy_config import PolicyConfig
 
     # A wrong folder or bag is told before the policy loads.
     config = PolicyConfig.load(folder or DEFAULT_POLICY)
+    check_chunk_steps(loop.chunk_steps, config.chunk_steps)
     with BagReader(path) as bag:
         input_topics(bag, parameters, bool(config.joint_names))
     policy = Policy.load(folder or DEFAULT_POLICY, progress=terminal_progress())
-    summary = replay_bag(path, policy, out, parameters)
+    summary = replay_bag(path, policy, out, parameters, loop=loop)
     print(json.dumps(summary, indent=2))
 
 

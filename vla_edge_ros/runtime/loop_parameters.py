@@ -41,6 +41,21 @@ class ScheduleParameters:
         validate(self)
 
 
+def check_chunk_steps(wanted: int, available: int) -> None:
+    """
+    Refuse to play more actions than a chunk of the policy has.
+
+    Raises
+    ------
+    ConfigError
+        There are not as many.
+
+    """
+    if wanted > available:
+        rule = f'must be at most {available}, the actions in a chunk of the policy'
+        raise ConfigError('chunk_steps', rule, wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class ControlLoopParameters(ScheduleParameters):
     """The timing of the loop and what it accepts as input."""

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 import dataclasses
 from dataclasses import dataclass
@@ -20,13 +20,18 @@ from rich.table import Table
 
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.nodes.process import StopRequest
-from vla_edge_ros.outputs import check_file, FOLDERS_ARE_MADE, write_text
+from vla_edge_ros.outputs import check_file, check_folder, FOLDERS_ARE_MADE, write_text
 from vla_edge_ros.parameters import describe, parameter, validate
+from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.runtime.latency import read_stage_costs
-from vla_edge_ros.sim.simulator import EpisodeParameters, EpisodeResult, Simulator
+from vla_edge_ros.runtime.loop_parameters import check_chunk_steps, ControlLoopParameters
+from vla_edge_ros.schedule_options import add_schedule_arguments, loop_parameters, NAMES
+from vla_edge_ros.sim.simulator import ACTION_DIM, EpisodeParameters, EpisodeResult, Simulator
 from vla_edge_ros.sim.tasks import MAX_SEED
-from vla_edge_ros.telemetry.age import percentiles
+from vla_edge_ros.telemetry.age import group_ages, percentiles
+from vla_edge_ros.telemetry.summary import contact_summary
+from vla_edge_ros.telemetry.trace import TraceWriter
 from vla_edge_ros.workers import run_in_workers
 
 WILSON_Z = 1.96
@@ -54,6 +59,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser.add_argument(
             _option(name), type=type(default), choices=metadata['choices'] or None,
             help=f'{metadata["description"]}{unit} (default: {default!r})')
+    add_schedule_arguments(parser)
+    parser.add_argument('--traces', type=Path, metavar='FOLDER',
+                        help=f'Write a trace of every episode there; {FOLDERS_ARE_MADE}')
     parser.add_argument('--json', type=Path, metavar='FILE',
                         help=f'Write the summary to a file; {FOLDERS_ARE_MADE}')
 
@@ -62,24 +70,27 @@ def run(args: Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge sim``."""
     try:
         batch, parameters = (_given(cls, args) for cls in (BatchParameters, EpisodeParameters))
+        loop = loop_parameters(args)
         if args.latency_trace and args.compute_ms is not None:
             rule = 'must not be given with --latency-trace, which says what a run costs'
             raise ConfigError('compute_ms', rule, args.compute_ms)
         with stop.interruptible():
-            _check_files(parameters)
+            _check_files(parameters, loop)
     except ConfigError as error:
         if not hasattr(args, error.field):
             raise
         raise ConfigError(_option(error.field), error.rule, error.value) from None
     if args.json is not None:
         check_file('--json', args.json)
-    results = run_episodes(batch, parameters, stop)
+    if args.traces is not None:
+        check_folder('--traces', args.traces)
+    results = run_episodes(batch, parameters, stop, loop, args.traces)
     # What only a worker finds out is told before there is a progress to show.
     first = next(results)
     results = track(
         itertools.chain([first], results), 'episodes', total=batch.episodes,
         console=Console(stderr=True))
-    summary = summarise(results, batch, parameters)
+    summary = summarise(results, batch, parameters, loop)
     if args.json is not None:
         write_text('--json', args.json, json.dumps(summary, indent=2) + '\n')
     Console().print(_table(summary))
@@ -96,19 +107,30 @@ def _given(cls: type, args: Namespace) -> BatchParameters | EpisodeParameters:
     return cls(**{name: value for name, value in values.items() if value is not None})
 
 
-def _check_files(parameters: EpisodeParameters) -> None:
-    """Refuse files that every worker would refuse."""
+def _check_files(parameters: EpisodeParameters, loop: ControlLoopParameters) -> None:
+    """Refuse what every worker would refuse."""
     if parameters.latency_trace:
         read_stage_costs(parameters.latency_trace, 'latency_trace')
-    if parameters.policy:
-        PolicyConfig.load(parameters.policy)
+    if parameters.control != 'oracle':
+        config = PolicyConfig.load(parameters.policy or DEFAULT_POLICY)
+        check_chunk_steps(loop.chunk_steps, config.chunk_steps)
 
 
 def run_episodes(
-    batch: BatchParameters, parameters: EpisodeParameters, stop: StopRequest
+    batch: BatchParameters, parameters: EpisodeParameters, stop: StopRequest,
+    loop: ControlLoopParameters | None = None, traces: Path | None = None,
 ) -> Iterator[EpisodeResult]:
     """
     Yield the result of every episode, in whatever order they end.
+
+    Parameters
+    ----------
+    batch, parameters, loop
+        How many, and with what.
+    stop : StopRequest
+        Ends them when requested.
+    traces : Path, optional
+        Folder for a trace of each.
 
     Raises
     ------
@@ -120,19 +142,30 @@ def run_episodes(
     """
     workers = min(batch.workers or len(os.sched_getaffinity(0)), batch.episodes)
     shares = [range(worker, batch.episodes, workers) for worker in range(workers)]
-    return run_in_workers(partial(_run_share, parameters, batch.seed), shares, stop)
+    work = partial(_run_share, parameters, batch.seed, loop, traces)
+    return run_in_workers(work, shares, stop)
 
 
 def _run_share(
-    parameters: EpisodeParameters, seed: int, share: Sequence[int]
+    parameters: EpisodeParameters, seed: int, loop: ControlLoopParameters | None,
+    traces: Path | None, share: Sequence[int],
 ) -> Iterator[EpisodeResult]:
-    with closing(Simulator(parameters)) as simulator:
+    with closing(Simulator(parameters, loop=loop)) as simulator:
         for index in share:
-            yield simulator.run(seed, index)
+            if traces is None:
+                yield simulator.run(seed, index)
+                continue
+            path = traces / f'episode_{index:06}.csv'
+            with TraceWriter(path, ACTION_DIM, lossless=True) as trace:
+                result = simulator.run(seed, index, lambda step, _: trace.record(step))
+            if trace.error is not None:
+                raise ConfigError('--traces', f'must be writable ({trace.error})', str(path))
+            yield result
 
 
 def summarise(
-    results: Iterable[EpisodeResult], batch: BatchParameters, parameters: EpisodeParameters
+    results: Iterable[EpisodeResult], batch: BatchParameters, parameters: EpisodeParameters,
+    loop: ControlLoopParameters | None = None,
 ) -> dict:
     """
     Sum up episodes as a dictionary ready for JSON.
@@ -140,21 +173,29 @@ def summarise(
     ``success_interval`` is Wilson's 95 % interval; ages are of all published actions together.
     """
     successes = episodes = 0
-    ages_ms = []
+    ages_ms, age_causes, contact_ages_ms = [], [], []
     counts = {name: Counter() for name in ('decisions', 'reasons', 'causes')}
     for result in results:
         episodes += 1
         successes += result.succeeded
         ages_ms.append(result.ages_ms)
+        age_causes.append(result.age_causes)
+        contact_ages_ms.append(result.contact_ages_ms)
         for name, counter in counts.items():
             counter.update({k: v for k, v in getattr(result, name).items() if v})
     config = {**dataclasses.asdict(batch), **dataclasses.asdict(parameters)}
     del config['workers']
+    loop = loop or ControlLoopParameters()
+    config |= {name: getattr(loop, name) for name in NAMES}
+    ages_ms, contact_ages_ms = np.concatenate(ages_ms), np.concatenate(contact_ages_ms)
     return {
         'episodes': episodes,
         'success_rate': successes / episodes,
         'success_interval': wilson_interval(successes, episodes),
-        'observation_age_ms': percentiles(np.concatenate(ages_ms), (50, 95, 99)),
+        'observation_age_ms': percentiles(ages_ms),
+        'observation_age_by_cause': group_ages(np.concatenate(age_causes), ages_ms),
+        'observation_age_at_contact_ms': contact_summary(
+            contact_ages_ms[~np.isnan(contact_ages_ms)]),
         'ticks': counts['decisions'].total(),
         **{name: dict(sorted(counter.items())) for name, counter in counts.items()},
         'config': config,
@@ -175,10 +216,16 @@ def _table(summary: dict) -> Table:
     low, high = summary['success_interval']
     table.add_row('episodes', str(summary['episodes']))
     table.add_row('success rate', f'{summary["success_rate"]:.3f}  (95 %: {low:.3f}..{high:.3f})')
-    ages = ', '.join(
-        f'{name} {"-" if value is None else f"{value:.1f}"}'
-        for name, value in summary['observation_age_ms'].items())
-    table.add_row('observation age, ms', ages)
+    table.add_row('observation age, ms', _ages(summary['observation_age_ms']))
+    for cause, ages in summary['observation_age_by_cause'].items():
+        table.add_row(f'  {cause}', _ages(ages))
+    table.add_row('  at contact', _ages(summary['observation_age_at_contact_ms']))
     for name in ('decisions', 'reasons', 'causes'):
         table.add_row(name, ', '.join(f'{k} {v}' for k, v in summary[name].items()))
     return table
+
+
+def _ages(ages: Mapping[str, float | None]) -> str:
+    return ', '.join(
+        f'{name} {"-" if value is None else f"{value:.1f}" if name != "count" else value}'
+        for name, value in ages.items())

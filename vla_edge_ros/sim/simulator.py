@@ -7,8 +7,9 @@ the world moves on by it under the action in force. Results depend on the seed a
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import itertools
+import math
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.parameters import parameter, validate
 from vla_edge_ros.policy.action_tokens import ActionChunk
 from vla_edge_ros.policy.policy import DEFAULT_POLICY, Observation, Policy
-from vla_edge_ros.runtime.action_queue import ActionQueue
+from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters
 from vla_edge_ros.runtime.admission import AdmissionController
-from vla_edge_ros.runtime.control_loop import ControlLoop, StepResult
+from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters, StepResult
 from vla_edge_ros.runtime.frame_buffer import Frame
 from vla_edge_ros.runtime.latency import read_stage_costs, RecordedLatency
 from vla_edge_ros.runtime.runner import VirtualRunner
@@ -27,6 +28,7 @@ from vla_edge_ros.sim.tasks import COLOURS, expert_chunk, sample_instruction, TI
 from vla_edge_ros.sim.world import World
 from vla_edge_ros.telemetry.stages import Stage
 
+ACTION_DIM = 2
 CAMERA_HZ = 60
 ORACLE_CHUNK_STEPS = 3
 STAGE_SHARES = {
@@ -55,6 +57,10 @@ class EpisodeParameters:
         'none', 'Control experiment: the instruction names another cube, the pictures are blank, '
         'or the expert acts on the true but delayed state',
         choices=('none', 'wrong-colour', 'blank', 'oracle'))
+    safe_action: str = parameter(
+        'hold', 'What follows when no action is good enough, and between chunks with sync: zeros '
+        'let this robot stand still, hold lets it go on as it went',
+        choices=('hold', 'zeros', 'stop_publishing'))
     policy: str = parameter('', 'Checkpoint folder; empty takes the default policy')
 
     def __post_init__(self):
@@ -75,7 +81,11 @@ class EpisodeResult:
     succeeded : bool
         Whether the task was fulfilled.
     ages_ms : float32 [actions]
-        Observation age of every published action, ms.
+        Observation age of every published action, ms; NaN where it goes back to no picture.
+    age_causes : str [actions]
+        Where each of them came from.
+    contact_ages_ms : float32 [contacts]
+        Age of the action in force each time the tool came to the target, ms.
     decisions, reasons, causes : dict of str to int
         Ticks by name.
 
@@ -83,6 +93,8 @@ class EpisodeResult:
 
     succeeded: bool
     ages_ms: np.ndarray
+    age_causes: np.ndarray
+    contact_ages_ms: np.ndarray
     decisions: dict[str, int]
     reasons: dict[str, int]
     causes: dict[str, int]
@@ -114,6 +126,7 @@ class Camera:
         self._delay_ns = delay_ns
         self._states: deque[tuple[int, int, np.ndarray]] = deque()
         self._sequence = 0
+        self._frame: Frame | None = None
 
     def record(self, world: World) -> None:
         """Take the picture of this moment."""
@@ -128,8 +141,10 @@ class Camera:
         sequence, stamp_ns, state = self._states[0]
         if stamp_ns > limit_ns:
             return None
-        self._viewer.set_state(state)
-        return Frame(self._draw(), stamp_ns, stamp_ns + self._delay_ns, sequence)
+        if self._frame is None or self._frame.sequence != sequence:
+            self._viewer.set_state(state)
+            self._frame = Frame(self._draw(), stamp_ns, stamp_ns + self._delay_ns, sequence)
+        return self._frame
 
     def read_joints(self) -> tuple[np.ndarray, int]:
         """Return the joint positions that belong to the frame read last, and the time."""
@@ -137,10 +152,21 @@ class Camera:
 
 
 class Oracle:
-    """Stands in for the policy: the expert on the true state of the frame read last."""
+    """
+    Stands in for the policy: the expert on the true state of the frame read last.
 
-    def __init__(self, viewer: World):
+    Parameters
+    ----------
+    viewer : World
+        Shows that state.
+    steps : int
+        Actions in a chunk.
+
+    """
+
+    def __init__(self, viewer: World, steps: int = ORACLE_CHUNK_STEPS):
         self._viewer = viewer
+        self._steps = steps
         self._stamp_ns = 0
         self.target = 0
         """Row of the cube to follow."""
@@ -159,7 +185,7 @@ class Oracle:
     def act(self) -> ActionChunk:
         """Return the expert's chunk."""
         step_ns = NS_PER_S // TICK_HZ
-        chunk = expert_chunk(self._viewer, self.target, ORACLE_CHUNK_STEPS, step_ns / NS_PER_S)
+        chunk = expert_chunk(self._viewer, self.target, self._steps, step_ns / NS_PER_S)
         grounding = self._viewer.object_positions[self.target].astype(np.float32)
         return ActionChunk(chunk, step_ns, grounding, np.empty(0, np.int32), self._stamp_ns)
 
@@ -174,6 +200,8 @@ class Simulator:
         Delay, cost and kind of run.
     policy : Policy, optional
         What acts; left out, it is loaded as ``parameters`` say.
+    loop : ControlLoopParameters, optional
+        Schedule and timing, at the rate of the tasks.
 
     Raises
     ------
@@ -184,8 +212,12 @@ class Simulator:
 
     """
 
-    def __init__(self, parameters: EpisodeParameters, policy: Policy | None = None):
+    def __init__(
+        self, parameters: EpisodeParameters, policy: Policy | None = None,
+        loop: ControlLoopParameters | None = None,
+    ):
         self._parameters = parameters
+        self._loop_parameters = loop or ControlLoopParameters()
         self._costs_ns = {
             stage: np.array([int(share * parameters.compute_ms * NS_PER_MS)])
             for stage, share in STAGE_SHARES.items()}
@@ -199,7 +231,8 @@ class Simulator:
         self._viewer = World(object_speed=parameters.object_speed)
         self._draw = self._viewer.render
         if parameters.control == 'oracle':
-            policy = Oracle(self._viewer)
+            steps = self._loop_parameters.chunk_steps or ORACLE_CHUNK_STEPS
+            policy = Oracle(self._viewer, steps)
         if parameters.control in ('oracle', 'blank'):
             blank = np.full((160, 192, 3), 128, np.uint8)
             self._draw = lambda: blank
@@ -223,7 +256,8 @@ class Simulator:
         seed, index : int
             Together they determine the episode.
         on_tick : callable, optional
-            Called after every tick with its result and the world at that moment.
+            Called after every tick with its result, contacts included, and the world at that
+            moment.
 
         """
         rng = np.random.default_rng([seed, index])
@@ -243,18 +277,23 @@ class Simulator:
         latency = RecordedLatency(self._costs_ns, seed=int(rng.integers(2**63)))
         admission = AdmissionController()
         admission.seed(*self._median_ms)
+        cell = _Cell(world, camera, clock)
+        queue = ActionQueue(ActionQueueParameters(safe_action=self._parameters.safe_action))
         loop = ControlLoop(
-            self._policy, camera, admission, ActionQueue(), VirtualRunner(clock, latency),
-            clock, clock, read_proprioception=camera.read_joints)
+            self._policy, cell, admission, queue, VirtualRunner(clock, latency), clock, clock,
+            self._loop_parameters, camera.read_joints)
         loop.set_instruction(task.instruction)
-        cell = _Cell(world, camera)
-        ages_ms = []
+        ages_ms, age_causes, contact_ages_ms = [], [], []
+        age_in_force_ms = math.nan
         decisions: Counter[str] = Counter()
         for tick in itertools.count():
             scheduled_ns = phase_ns + tick * NS_PER_S // TICK_HZ
+            loop.between_ticks(scheduled_ns)
             cell.advance_to(scheduled_ns)
             if tick:
                 task.update(world)
+            if task.contact:
+                contact_ages_ms.append(age_in_force_ms)
             if task.done:
                 break
             clock.advance_to_ns(scheduled_ns)
@@ -265,12 +304,15 @@ class Simulator:
             decisions[result.decision.value] += 1
             if result.action is not None:
                 cell.command = result.action
-                ages_ms.append(result.observation_age_ms)
+                age_in_force_ms = result.observation_age_ms
+                ages_ms.append(age_in_force_ms)
+                age_causes.append(result.cause.value)
             if on_tick is not None:
-                on_tick(result, world)
+                on_tick(replace(result, contact=task.contact), world)
         return EpisodeResult(
-            task.succeeded, np.array(ages_ms, np.float32), dict(decisions),
-            dict(loop.counts), dict(loop.causes))
+            task.succeeded, np.array(ages_ms, np.float32), np.array(age_causes, str),
+            np.array(contact_ages_ms, np.float32), dict(decisions), dict(loop.counts),
+            dict(loop.causes))
 
     def _make_task(self, rng: np.random.Generator) -> TrackTask:
         colours = list(COLOURS)
@@ -282,13 +324,19 @@ class Simulator:
 
 
 class _Cell:
-    """World and camera, moved on together under the command in force."""
+    """World and camera, moved on together under the command in force; what the loop looks at."""
 
-    def __init__(self, world: World, camera: Camera):
+    def __init__(self, world: World, camera: Camera, clock: ManualClock):
         self._world = world
         self._camera = camera
+        self._clock = clock
         self._frames = 0
-        self.command = np.zeros(2)
+        self.command = np.zeros(ACTION_DIM)
+
+    def read(self) -> Frame | None:
+        """Return the newest frame, also between two ticks."""
+        self.advance_to(self._clock.now_ns())
+        return self._camera.read()
 
     def advance_to(self, time_ns: int) -> None:
         """Move on to ``time_ns``, taking a picture at every camera period on the way."""

@@ -139,6 +139,8 @@ class TrackTask:
         self.target = target
         self.ticks = 0
         self.held = 0
+        self.contact = False
+        """Whether the tool came to the target since the tick before."""
         self.succeeded = False
 
     @property
@@ -151,5 +153,6 @@ class TrackTask:
         distance = np.linalg.norm(state.tip - state.object_positions[self.target])
         self.ticks += 1
         self.held = self.held + 1 if distance <= self.RADIUS else 0
+        self.contact = self.held == 1
         self.succeeded |= self.held >= self.HOLD_TICKS
         return self.succeeded
