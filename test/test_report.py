@@ -19,6 +19,13 @@ SUMMARY = {
     'decisions': {'full': 39, 'refuse': 1}, 'unexplained_ticks': 0,
     'camera': {'published': 80, 'received': 79, 'lost_fraction': 0.0125},
     'observation_age_ms': {'p50': 12.0, 'p95': 15.0, 'p99': 16.0, 'max': 17.0},
+    'observation_age_by_cause': {
+        'hold': {'count': 1, 'p50': 50.0, 'p95': 50.0, 'p99': 50.0, 'max': 50.0},
+        'fresh': {'count': 38, 'p50': 12.0, 'p95': 15.0, 'p99': 16.0, 'max': 17.0},
+        'waiting': {'count': 0, 'p50': None, 'p95': None, 'p99': None, 'max': None},
+    },
+    'observation_age_at_contact_ms': {
+        'count': 3, 'p50': 12.5, 'p95': 13.0, 'p99': 13.0, 'max': 13.25},
     'episodes': 4, 'success_rate': 0.75,
 }
 
@@ -34,7 +41,7 @@ def trace(tmp_path):
             'published_ns': scheduled + (2_000_000 if tick == 30 else 1_000_000),
             'decision': 'full' if full else 'refuse', 'reason': '' if full else 'over <budget>',
             'cause': 'fresh' if full else 'hold',
-            'observation_age_ms': 12.5 if full else '', 'estimate_ms': 9.0, 'budget_ms': 31.0,
+            'observation_age_ms': 12.5 if full else 50.0, 'estimate_ms': 9.0, 'budget_ms': 31.0,
             'preprocess_ms': 0.2, 'vision_ms': 0.5, 'prefill_ms': 3.0,
             'decode_ms': 5.0 if full else '', 'late': 0,
         }
@@ -81,6 +88,8 @@ def test_sentences_say_what_happened():
     said = ' '.join(sentences(SUMMARY))
     assert '40 ticks and published 30.00 actions' in said and 'worst to 1.25 ms' in said
     assert 'Of 80 camera frames 79 arrived (1.25 % lost)' in said
+    assert 'these 39 actions' in said and 'than: fresh 16.0 ms (38), hold 50.0 ms (1).' in said
+    assert 'met its object (3), half' in said and 'the oldest was 13.2 ms' in said
     assert '75 % of 4 episodes' in said
     assert 'Every tick published an action or says' in said
     assert '3 ticks have neither' in ' '.join(sentences({**SUMMARY, 'unexplained_ticks': 3}))
@@ -90,6 +99,7 @@ def test_sentences_leave_out_what_was_not_measured():
     nothing = dict.fromkeys(('p50', 'p95', 'p99', 'max'))
     summary = {
         **SUMMARY, 'action_rate_hz': None, 'observation_age_ms': nothing, 'episodes': None,
+        'observation_age_by_cause': {}, 'observation_age_at_contact_ms': None,
         'camera': dict.fromkeys(('published', 'received', 'lost_fraction')),
     }
     assert sentences(summary) == ['Every tick published an action or says by name why not.']

@@ -65,13 +65,16 @@ def decisions(trace: Columns) -> str:
 
 
 def observation_age(trace: Columns) -> str:
-    """Draw the histogram of observation ages with the percentiles that matter."""
-    ages = trace['observation_age_ms']
-    ages = ages[np.isfinite(ages)]
+    """Draw the histogram of observation ages by cause with the percentiles that matter."""
+    has_age = np.isfinite(trace['observation_age_ms'])
+    ages, causes = trace['observation_age_ms'][has_age], trace['cause'][has_age]
     figure = _figure(2.8)
     axes = figure.subplots()
     if ages.size:
-        axes.hist(ages, bins=80, color=COLOURS[4])
+        names = sorted(set(causes))
+        axes.hist([ages[causes == name] for name in names], bins=80, stacked=True, label=names,
+                  color=[COLOURS[i % len(COLOURS)] for i in range(len(names))])
+        axes.legend(ncols=6, fontsize=8, frameon=False, loc='lower left', bbox_to_anchor=(0, 1.0))
         top = axes.get_ylim()[1]
         for row, percent in enumerate((50, 95, 99)):
             value = np.percentile(ages, percent)

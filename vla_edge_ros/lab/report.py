@@ -43,6 +43,22 @@ def sentences(summary: Mapping) -> list[str]:
         said.append(
             f'Half of the actions were computed from an image younger than {age["p50"]:.1f} ms '
             f'when they were published, 99 of 100 from one younger than {age["p99"]:.1f} ms.')
+    causes = {name: ages for name, ages in summary['observation_age_by_cause'].items()
+              if ages['count']}
+    if len(causes) > 1:
+        actions = sum(ages['count'] for ages in causes.values())
+        parts = ', '.join(
+            f'{name} {ages["p99"]:.1f} ms ({ages["count"]:,})'
+            for name, ages in sorted(causes.items(), key=lambda item: item[1]['p99']))
+        said.append(
+            f'By where these {actions:,} actions came from, 99 of 100 images were younger than: '
+            f'{parts}.')
+    contact = summary['observation_age_at_contact_ms']
+    if contact and contact['count']:
+        said.append(
+            f'Of the actions in force when the tool met its object ({contact["count"]:,}), half '
+            f'came from an image younger than {contact["p50"]:.1f} ms; the oldest was '
+            f'{contact["max"]:.1f} ms.')
     camera = summary['camera']
     if camera['lost_fraction'] is not None:
         said.append(
@@ -116,7 +132,8 @@ def write_report(
     parts.append(f'<h2>All numbers</h2><table>{rows}</table>')
     parts.append(
         '<p class="note">Observation age: publication of an action minus the header stamp of the '
-        'image it was computed from.</p>')
+        'image it was computed from. Every publication counts, also of a queued or held action.'
+        '</p>')
     path.write_text(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
