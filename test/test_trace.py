@@ -3,6 +3,7 @@
 from enum import Enum
 import math
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -148,6 +149,16 @@ def test_lossless_writer_waits_for_room_instead(tmp_path):
     writer = write(tmp_path / 'trace.csv', *map(result, range(500)), capacity=2, lossless=True)
     assert writer.dropped == 0
     assert read_trace(tmp_path / 'trace.csv')['tick'].tolist() == list(range(500))
+
+
+def test_a_single_result_is_in_the_file_soon_also_without_a_close(tmp_path):
+    writer = TraceWriter(tmp_path / 'trace.csv', 2)
+    writer.record(result(7))
+    end_s = time.monotonic() + 30
+    while (tmp_path / 'trace.csv').read_text().count('\n') < 2:
+        assert time.monotonic() < end_s
+    assert read_trace(tmp_path / 'trace.csv')['tick'].tolist() == [7]
+    assert writer.close()
 
 
 def test_full_disk_is_told_and_ends_nothing():

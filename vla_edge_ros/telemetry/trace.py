@@ -48,6 +48,8 @@ COLUMNS = (
 """Name, type and meaning of every column; ``action_0``, ``action_1``, … (float) follow them."""
 
 HEADER_LINES = 1
+BATCH, FLUSH_S = 16, 0.25
+"""Results that wake the writer, and how long fewer may wait: waking costs more than writing."""
 
 MISSING_INT = -1
 """What ``read_trace`` puts where an integer column is empty; floats become NaN."""
@@ -113,7 +115,8 @@ class TraceWriter:
                 self.dropped += 1
                 return
             self._waiting.append(result)
-            self._condition.notify_all()
+            if self._lossless or len(self._waiting) >= BATCH:
+                self._condition.notify_all()
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Write what waits, join the thread; False when that failed or took too long."""
@@ -137,13 +140,17 @@ class TraceWriter:
         self._write([header])
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._waiting or self._closing)
+                self._condition.wait_for(
+                    lambda: self._closing or self._lossless and self._waiting
+                    or len(self._waiting) >= BATCH, FLUSH_S)
                 batch = list(self._waiting)
                 self._waiting.clear()
                 self._condition.notify_all()
-            if not batch:
+                ends = self._closing and not batch
+            if ends:
                 break
-            self._write([self._row(result) for result in batch])
+            if batch:
+                self._write([self._row(result) for result in batch])
         with suppress(OSError):  # every batch was flushed, or its error kept
             self._file.close()
 
