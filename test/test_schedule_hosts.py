@@ -138,6 +138,7 @@ def test_the_command_writes_a_trace_of_every_episode_with_its_contacts(tmp_path,
     assert [path.name for path in paths] == [f'episode_{index:06}.csv' for index in range(3)]
     traces = [read_trace(path) for path in paths]
     assert sum(len(trace['tick']) for trace in traces) == summary['ticks']
+    assert sum(trace['runs'].sum() for trace in traces) == summary['runs'] > 0
     ages_ms = np.concatenate([ages_at_contact(trace) for trace in traces])
     at_contact = summary['observation_age_at_contact_ms']
     assert at_contact['count'] == len(ages_ms) >= 3

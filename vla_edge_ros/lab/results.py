@@ -15,6 +15,8 @@ import sys
 
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
+from vla_edge_ros.runtime.action_queue import PLANNED_CAUSES
+from vla_edge_ros.sim.tasks import TICK_HZ
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDS = ROOT / 'docs' / 'results'
@@ -22,6 +24,17 @@ CARD = DEFAULT_POLICY / 'README.md'
 BEGIN, END = '<!-- results: generated -->', '<!-- results: end -->'
 DELAYS_MS = (0, 33, 67, 100, 133, 167, 200)
 EPISODES = 500  # without delay; a quarter of them for each point of the curve
+COSTS_MS = (8, 40, 100)
+SCHEDULES = {
+    'deadline': ['--schedule', 'deadline'],
+    'sync': ['--schedule', 'sync'],
+    'overlap 50 %': ['--schedule', 'overlap'],
+    'overlap 50 %, blend': ['--schedule', 'overlap', '--seam', 'blend'],
+    'latest': ['--schedule', 'latest'],
+}
+"""Options of ``vla-edge sim`` for each row of the table of schedules."""
+EXPERT = ['--control', 'oracle', '--chunk-steps', '8']
+"""Chunks of 8 actions, of the expert, for those of the embedded policy have only 3."""
 
 
 def measure(names: list[str]) -> None:
@@ -32,6 +45,9 @@ def measure(names: list[str]) -> None:
     steps = {
         'demo': lambda path: _demo(vla_edge, path),
         'sim': lambda path: _sim(vla_edge, path),
+        'schedules': lambda path: _schedules(vla_edge, path),
+        'telemetry': lambda path: _call(
+            [*lab, 'vla_edge_ros.lab.bench_telemetry', '--json', path]),
         'chunk': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_chunk', '--json', path]),
         'parity': lambda path: _call([*vla_edge, 'parity', '--json', path]),
         'eviction': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_eviction', '--json', path]),
@@ -53,16 +69,28 @@ def _demo(vla_edge: list[str], path: Path) -> None:
 
 
 def _sim(vla_edge: list[str], path: Path) -> None:
-    """Every run is one configuration; its summary says which."""
-    runs = []
-    part = path.with_suffix('.part.json')
     settings = [('none', delay) for delay in DELAYS_MS]
     settings += [('wrong-colour', 0), ('blank', 0)]
     settings += [('oracle', delay) for delay in DELAYS_MS]
-    for control, delay_ms in settings:
-        episodes = EPISODES // 4 if delay_ms else EPISODES
-        _call([*vla_edge, 'sim', '--episodes', episodes, '--control', control,
-               '--delay-ms', delay_ms, '--json', part])
+    _simulate(vla_edge, path, [
+        ['--episodes', EPISODES // 4 if delay_ms else EPISODES, '--control', control,
+         '--delay-ms', delay_ms]
+        for control, delay_ms in settings])
+
+
+def _schedules(vla_edge: list[str], path: Path) -> None:
+    _simulate(vla_edge, path, [
+        ['--episodes', EPISODES // 2, '--compute-ms', cost_ms, '--safe-action', 'zeros',
+         *who, *schedule]
+        for cost_ms in COSTS_MS for schedule in SCHEDULES.values() for who in ([], EXPERT)])
+
+
+def _simulate(vla_edge: list[str], path: Path, settings: list[list]) -> None:
+    """Every run is one configuration; its summary says which."""
+    runs = []
+    part = path.with_suffix('.part.json')
+    for options in settings:
+        _call([*vla_edge, 'sim', *options, '--json', part])
         summary = json.loads((ROOT / part).read_text(encoding='utf-8'))
         runs.append(summary | {'environment': environment_record()})
     (ROOT / part).unlink()
@@ -134,9 +162,36 @@ def sim_table() -> list[str]:
     return lines
 
 
+def schedule_table() -> list[str]:
+    """Return what each schedule comes to at three costs of a run."""
+    runs = load('schedules')
+    rows = [(cost_ms, name) for cost_ms in COSTS_MS for name in SCHEDULES]
+    lines = [
+        f'**Schedules**: `vla-edge sim`, {runs[0]["episodes"]} episodes a cell in virtual time, '
+        f'95 % intervals ({_source(runs[0]["environment"])}). One run costs the same every '
+        'time; held means zeros. The policy has chunks of 3 actions, the expert of 8; ages and '
+        "runs are the policy's, runs that only take the image in included.", '',
+        '| cost of a run | schedule | policy | expert | age p50 / p99 / max | runs a second | '
+        'ticks with a planned action |', '|---|---|---|---|---|---|---|',
+    ]
+    for (cost_ms, name), policy, expert in zip(rows, runs[::2], runs[1::2], strict=True):
+        (policy_cell, expert_cell) = (
+            '{:.2f} ({:.2f}–{:.2f})'.format(run['success_rate'], *run['success_interval'])
+            for run in (policy, expert))
+        age = policy['observation_age_ms']
+        planned = sum(policy['causes'].get(cause.value, 0) for cause in PLANNED_CAUSES)
+        lines.append(
+            f'| {cost_ms} ms | {name} | {policy_cell} | {expert_cell} | '
+            f'{age["p50"]:.0f} / {age["p99"]:.0f} / {age["max"]:.0f} ms | '
+            f'{policy["runs"] / policy["ticks"] * TICK_HZ:.1f} | '
+            f'{100 * planned / policy["ticks"]:.0f} % |')
+    return lines
+
+
 def engine_tables() -> list[str]:
     """Return parity and cost of the engine."""
     chunk, parity, eviction, buffer = map(load, ('chunk', 'parity', 'eviction', 'frame_buffer'))
+    telemetry = load('telemetry')
     lines = [
         '**The engine**: one chunk of the embedded policy, 32 prefill and 8 decode tokens behind '
         f'{chunk["cached_tokens"]} cached, {chunk["threads"]} thread, median of '
@@ -164,6 +219,10 @@ def engine_tables() -> list[str]:
         '', f'**Admission decision and eviction** at {eviction["frames"]} frames: p99 '
         f'{worst:.0f} µs, the slowest of three policies; {eviction["memory_growth_bytes"]} bytes '
         f'more after {eviction["memory_frames"]:,} frames ({_source(eviction["environment"])}).',
+        '', '**Tracing and age accounting**: '
+        f'{100 * telemetry["cpu_share"]:.2f} % of a tick in CPU time of all threads, on the '
+        f'control thread p99 {telemetry["control_thread_us"]["p99"]:.0f} µs '
+        f'({_source(telemetry["environment"])}).',
         '', f'**Frame buffer**: {small["reads"]:,} reads of small and {large["reads"]:,} of '
         f'640x480 frames against a writer at full speed: {small["torn"] + large["torn"]} torn; '
         f'`write` p99.9 {small["write_us"]["p99.9"]:.1f} µs and '
@@ -176,7 +235,8 @@ def engine_tables() -> list[str]:
 
 def results_section() -> str:
     """Return the generated part of the README."""
-    return '\n'.join([*demo_table(), '', *sim_table(), '', *engine_tables()])
+    return '\n'.join(
+        [*demo_table(), '', *sim_table(), '', *schedule_table(), '', *engine_tables()])
 
 
 def renew(text: str) -> str:

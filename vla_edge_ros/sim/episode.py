@@ -172,12 +172,13 @@ def summarise(
 
     ``success_interval`` is Wilson's 95 % interval; ages are of all published actions together.
     """
-    successes = episodes = 0
+    successes = episodes = runs = 0
     ages_ms, age_causes, contact_ages_ms = [], [], []
     counts = {name: Counter() for name in ('decisions', 'reasons', 'causes')}
     for result in results:
         episodes += 1
         successes += result.succeeded
+        runs += result.runs
         ages_ms.append(result.ages_ms)
         age_causes.append(result.age_causes)
         contact_ages_ms.append(result.contact_ages_ms)
@@ -197,6 +198,7 @@ def summarise(
         'observation_age_at_contact_ms': contact_summary(
             contact_ages_ms[~np.isnan(contact_ages_ms)]),
         'ticks': counts['decisions'].total(),
+        'runs': runs,
         **{name: dict(sorted(counter.items())) for name, counter in counts.items()},
         'config': config,
     }

@@ -86,6 +86,8 @@ class EpisodeResult:
         Where each of them came from.
     contact_ages_ms : float32 [contacts]
         Age of the action in force each time the tool came to the target, ms.
+    runs : int
+        Runs of the policy that ended.
     decisions, reasons, causes : dict of str to int
         Ticks by name.
 
@@ -95,6 +97,7 @@ class EpisodeResult:
     ages_ms: np.ndarray
     age_causes: np.ndarray
     contact_ages_ms: np.ndarray
+    runs: int
     decisions: dict[str, int]
     reasons: dict[str, int]
     causes: dict[str, int]
@@ -284,7 +287,7 @@ class Simulator:
             self._loop_parameters, camera.read_joints)
         loop.set_instruction(task.instruction)
         ages_ms, age_causes, contact_ages_ms = [], [], []
-        age_in_force_ms = math.nan
+        age_in_force_ms, runs = math.nan, 0
         decisions: Counter[str] = Counter()
         for tick in itertools.count():
             scheduled_ns = phase_ns + tick * NS_PER_S // TICK_HZ
@@ -302,6 +305,7 @@ class Simulator:
                 raise result.error
             cell.advance_to(result.published_ns)
             decisions[result.decision.value] += 1
+            runs += result.runs
             if result.action is not None:
                 cell.command = result.action
                 age_in_force_ms = result.observation_age_ms
@@ -311,7 +315,7 @@ class Simulator:
                 on_tick(replace(result, contact=task.contact), world)
         return EpisodeResult(
             task.succeeded, np.array(ages_ms, np.float32), np.array(age_causes, str),
-            np.array(contact_ages_ms, np.float32), dict(decisions), dict(loop.counts),
+            np.array(contact_ages_ms, np.float32), runs, dict(decisions), dict(loop.counts),
             dict(loop.causes))
 
     def _make_task(self, rng: np.random.Generator) -> TrackTask:
