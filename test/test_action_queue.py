@@ -1,5 +1,7 @@
 """The fallback ladder, rung by rung."""
 
+import dataclasses
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
@@ -97,6 +99,51 @@ def test_safe_action_stays_until_a_new_chunk_comes():
     assert (taken.cause, taken.action.tolist()) == (Cause.SAFE_HOLD, [0, 0])
     queue.push(chunk(), 7 * PERIOD_NS)
     assert causes(queue, 2, start=7) == ['fresh', 'queued']
+
+
+def test_what_is_left_of_a_chunk_is_told_until_it_is_too_old_or_taken_away():
+    queue = queue_of(max_action_age_ms=70.0)
+    assert (queue.rows, queue.remaining(0), queue.ready(0)) == (0, 0, False)
+    queue.push(chunk(steps=5), 0)
+    assert [queue.remaining(tick * PERIOD_NS) for tick in range(4)] == [5, 4, 3, 0]
+    assert queue.rows == 5 and queue.ready(0) and not queue.ready(3 * PERIOD_NS)
+    queue.set_hold(True)
+    assert queue.remaining(0) == 0 and not queue.ready(0)
+
+
+def test_a_chunk_wholly_in_the_past_is_ready_once():
+    queue = queue_of()
+    queue.push(chunk(steps=1), 0, late=True)
+    assert queue.remaining(3 * PERIOD_NS) == 0 and queue.ready(3 * PERIOD_NS)
+    queue.take(3 * PERIOD_NS)
+    assert not queue.ready(4 * PERIOD_NS)
+
+
+def test_a_blended_action_that_is_held_is_a_hold_of_the_same_age():
+    queue = queue_of()
+    queue.push(chunk(steps=8, stamp_ns=100), 0)
+    queue.push(chunk(first=100, steps=2, stamp_ns=200), PERIOD_NS, blend_from_ns=PERIOD_NS)
+    blended, last, held = (queue.take(tick * PERIOD_NS) for tick in (1, 2, 3))
+    assert [taken.cause.value for taken in (blended, last, held)] == ['blended', 'blended', 'hold']
+    assert 100 < blended.chunk.observation_stamp_ns < last.chunk.observation_stamp_ns < 200
+    assert held.chunk.observation_stamp_ns == last.chunk.observation_stamp_ns
+    np.testing.assert_array_equal(held.action, last.action)
+    assert (blended.action < [100, 101]).all() and (blended.action > [2, 3]).all()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 16), st.integers(1, 16), st.integers(0, 20), st.integers(10, 100))
+def test_a_blend_lies_between_both_chunks_whatever_their_lengths_and_steps(old, new, at, step_ms):
+    queue = queue_of(max_action_age_ms=10_000.0)
+    queue.push(chunk(steps=old, stamp_ns=100), 0)
+    other = dataclasses.replace(chunk(first=50, steps=new, stamp_ns=200), step_ns=step_ms * 10**6)
+    queue.push(other, at * PERIOD_NS, blend_from_ns=(at + 2) * PERIOD_NS)
+    for tick in range(at + 2, at + 40):
+        taken = queue.take(tick * PERIOD_NS)
+        pure = other.values[taken.chunk_index]
+        assert (taken.action >= 0).all() and (taken.action <= pure).all()
+        if taken.chunk.observation_stamp_ns == 200:
+            np.testing.assert_array_equal(taken.action, pure)
 
 
 def test_operator_hold_gives_the_safe_action_and_forgets_the_chunk():

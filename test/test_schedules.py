@@ -141,6 +141,25 @@ def test_latest_drops_a_run_that_a_request_overtook(request_):
     assert running_ns not in stamps_ns and results[-1].observation_stamp_ns > running_ns
 
 
+def test_latest_starts_nothing_under_an_instruction_that_is_about_to_go():
+    rig = rig_of(20.0, 3, schedule='latest')
+    rig.run(10)
+    calls = len(rig.policy.calls)
+    rig.loop.set_instruction('touch the blue cube')
+    rig.loop.between_ticks(rig.next_ns)
+    assert len(rig.policy.calls) == calls
+    rig.tick()
+    assert ('instruction', 'touch the blue cube') in rig.policy.calls[calls:calls + 1]
+
+
+def test_only_ticks_count_towards_a_frozen_camera():
+    rig = rig_of(8.0, 3, {'stop_ns': 10 * PERIOD_NS}, schedule='latest', frozen_camera_ticks=12)
+    reasons = names(rig.run(40), 'reason')
+    frozen = reasons.index('frozen_camera')
+    assert reasons[frozen - 11:frozen] == ['repeated_frame'] * 11
+    assert set(reasons[frozen:]) == {'frozen_camera'}
+
+
 def test_latest_stands_still_during_an_operator_hold():
     rig = rig_of(50.0, 3, schedule='latest')
     rig.run(10)
