@@ -136,13 +136,14 @@ def test_a_blended_action_that_is_held_is_a_hold_of_the_same_age():
 def test_a_blend_lies_between_both_chunks_whatever_their_lengths_and_steps(old, new, at, step_ms):
     queue = queue_of(max_action_age_ms=10_000.0)
     queue.push(chunk(steps=old, stamp_ns=100), 0)
-    other = dataclasses.replace(chunk(first=50, steps=new, stamp_ns=200), step_ns=step_ms * 10**6)
+    other = chunk(first=50, steps=new, stamp_ns=PERIOD_NS)
+    other = dataclasses.replace(other, step_ns=step_ms * NS_PER_MS)
     queue.push(other, at * PERIOD_NS, blend_from_ns=(at + 2) * PERIOD_NS)
     for tick in range(at + 2, at + 40):
         taken = queue.take(tick * PERIOD_NS)
         pure = other.values[taken.chunk_index]
         assert (taken.action >= 0).all() and (taken.action <= pure).all()
-        if taken.chunk.observation_stamp_ns == 200:
+        if taken.chunk.observation_stamp_ns == PERIOD_NS:
             np.testing.assert_array_equal(taken.action, pure)
 
 
