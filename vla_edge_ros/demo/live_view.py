@@ -12,7 +12,8 @@ from vla_edge_ros.demo.state import CAMERA, NODES, REASONING, RunState, SIM
 
 TABLE_PERIOD_S = 0.25
 LINE_PERIOD_S = 5.0
-CAUSE_STYLES = {'fresh': 'green', 'queued': 'cyan', 'hold': 'yellow'}
+CAUSE_STYLES = {
+    'fresh': 'green', 'queued': 'cyan', 'blended': 'cyan', 'thinking': 'yellow', 'hold': 'yellow'}
 
 
 def age_text(state: RunState) -> str:

@@ -16,6 +16,8 @@ from vla_edge_ros.telemetry.trace import read_trace
 CAUSE_COLOURS = {
     'fresh': (70, 170, 90),
     'queued': (60, 130, 210),
+    'blended': (60, 130, 210),
+    'thinking': (225, 150, 40),
     'hold': (225, 150, 40),
 }
 """Colour of a tick by the cause of its action, RGB; any other cause is ``OTHER_COLOUR``."""
