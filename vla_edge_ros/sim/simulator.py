@@ -35,6 +35,10 @@ STAGE_SHARES = {
     Stage.PREPROCESS: 0.05, Stage.VISION: 0.10, Stage.PREFILL: 0.35, Stage.DECODE: 0.50,
 }
 """How the modelled cost of a run is split over its stages."""
+ONLY_POLICY = ('policy', 'eviction')
+"""Parameters of an episode that have no effect on the oracle."""
+KEPT = ('control', *ONLY_POLICY)
+"""What a simulator cannot change once it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +66,17 @@ class EpisodeParameters:
         'let this robot stand still, hold lets it go on as it went',
         choices=('hold', 'zeros', 'stop_publishing'))
     policy: str = parameter('', 'Checkpoint folder; empty takes the default policy')
+    eviction: str = parameter(
+        'semantic', 'Which frame leaves a full cache', choices=('semantic', 'fifo', 'uniform'))
 
     def __post_init__(self):
         """Check every value, and that each has an effect."""
         validate(self)
-        if self.policy and self.control == 'oracle':
-            rule = "must not be given with control 'oracle', which replaces the policy"
-            raise ConfigError('policy', rule, self.policy)
+        if self.control == 'oracle':
+            for name in ONLY_POLICY:
+                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    rule = "must not be given with control 'oracle', which replaces the policy"
+                    raise ConfigError(name, rule, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +227,44 @@ class Simulator:
         self, parameters: EpisodeParameters, policy: Policy | None = None,
         loop: ControlLoopParameters | None = None,
     ):
+        self._world = World(object_speed=parameters.object_speed)
+        self._viewer = World(object_speed=parameters.object_speed)
+        self._draw = self._viewer.render
+        self._policy = policy
+        self._configure(parameters, loop)
+        if parameters.control in ('oracle', 'blank'):
+            blank = np.full((160, 192, 3), 128, np.uint8)
+            self._draw = lambda: blank
+        if self._policy is None:
+            # The same on every machine, and one of many processes.
+            self._policy = Policy.load(
+                parameters.policy or DEFAULT_POLICY, backend='cpu', eviction=parameters.eviction)
+
+    def reconfigure(
+        self, parameters: EpisodeParameters, loop: ControlLoopParameters | None = None,
+    ) -> None:
+        """
+        Go on with other parameters; worlds, renderer and policy are kept, episodes come out equal.
+
+        Raises
+        ------
+        ConfigError
+            One of ``KEPT`` changes, or the latency trace cannot be used.
+
+        """
+        for name in KEPT:
+            if getattr(parameters, name) != getattr(self._parameters, name):
+                rule = f'must stay {getattr(self._parameters, name)!r} in one simulator'
+                raise ConfigError(name, rule, getattr(parameters, name))
+        self._configure(parameters, loop)
+
+    def runs_with(self, parameters: EpisodeParameters, loop: ControlLoopParameters) -> bool:
+        """Tell whether it is set to these."""
+        return (parameters, loop) == (self._parameters, self._loop_parameters)
+
+    def _configure(
+        self, parameters: EpisodeParameters, loop: ControlLoopParameters | None,
+    ) -> None:
         self._parameters = parameters
         self._loop_parameters = loop or ControlLoopParameters()
         self._costs_ns = {
@@ -230,19 +276,10 @@ class Simulator:
         decode_ns = self._costs_ns[Stage.DECODE]
         observe_ns = sum(self._costs_ns.values()) - decode_ns
         self._median_ms = [float(np.median(ns)) / NS_PER_MS for ns in (observe_ns, decode_ns)]
-        self._world = World(object_speed=parameters.object_speed)
-        self._viewer = World(object_speed=parameters.object_speed)
-        self._draw = self._viewer.render
+        self._world.object_speed = self._viewer.object_speed = parameters.object_speed
         if parameters.control == 'oracle':
             steps = self._loop_parameters.chunk_steps or ORACLE_CHUNK_STEPS
-            policy = Oracle(self._viewer, steps)
-        if parameters.control in ('oracle', 'blank'):
-            blank = np.full((160, 192, 3), 128, np.uint8)
-            self._draw = lambda: blank
-        if policy is None:
-            # The same on every machine, and one of many processes.
-            policy = Policy.load(parameters.policy or DEFAULT_POLICY, backend='cpu')
-        self._policy = policy
+            self._policy = Oracle(self._viewer, steps)
 
     def close(self) -> None:
         """Free the GL context."""

@@ -61,15 +61,12 @@ class World:
         for name, value in (('camera_width', camera_width), ('camera_height', camera_height)):
             if not 16 <= value <= 4096:
                 raise ConfigError(name, 'must be in 16..4096 pixels', value)
-        if not 0.0 <= object_speed <= MAX_OBJECT_SPEED:
-            rule = f'must be in 0..{MAX_OBJECT_SPEED} m/s'
-            raise ConfigError('object_speed', rule, object_speed)
+        self.object_speed = object_speed
         self._mujoco = import_mujoco()
         self._model = self._mujoco.MjModel.from_xml_string(build_scene())
         self._data = self._mujoco.MjData(self._model)
         self._size = (camera_width, camera_height)
         self._renderers: dict[str, Renderer] = {}
-        self._object_speed = object_speed
         self._joints = np.array(
             [self._model.joint(name).qposadr[0] for name in ('trolley', 'bridge')]
         )
@@ -132,6 +129,18 @@ class World:
             self._move_objects()
             self._steps_done += 1
         self._forward()
+
+    @property
+    def object_speed(self) -> float:
+        """Speed of every cube, m/s; setting it raises ``ConfigError`` out of 0 to 2."""
+        return self._object_speed
+
+    @object_speed.setter
+    def object_speed(self, speed: float) -> None:
+        if not 0.0 <= speed <= MAX_OBJECT_SPEED:
+            rule = f'must be in 0..{MAX_OBJECT_SPEED} m/s'
+            raise ConfigError('object_speed', rule, speed)
+        self._object_speed = speed
 
     @property
     def joint_positions(self) -> np.ndarray:
