@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
         (['--lengths', '0'], "--lengths must be in 1..100000, got '0'"),
         (['--chunks', '9'], '--chunks must be in 10..1000000'),
         (['--chunks', '300,5000'], '--chunks must be 1 or 4 numbers'),
-        (['--backend', 'cpu'], '--backend must be given with --endurance or --loop'),
-        (['--shape', 'policy'], '--shape must be given with --endurance or --loop'),
+        (['--backend', 'cpu'], '--backend must be given with --endurance, --loop or --energy'),
+        (['--shape', 'policy'], '--shape must be given with --endurance, --loop or --energy'),
         (['--endurance', '0'], '--endurance must be in 1..'),
         (['--loop', 'nan'], '--loop must be > 0'),
         (['--loop', '5', '--endurance', '5'], '--loop must not be given with --endurance'),
@@ -45,7 +45,7 @@ def test_what_cannot_be_measured_is_refused_by_option(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('words', [[], ['--endurance', '5'], ['--loop', '5']])
+@pytest.mark.parametrize('words', [[], ['--endurance', '5'], ['--loop', '5'], ['--energy', '5']])
 def test_without_a_gpu_each_mode_says_so_before_it_draws_weights(words, monkeypatch, capsys):
     def fail(_gpu):
         raise BackendUnavailable('backend cuda', 'needs an NVIDIA GPU', 'NO_DEVICE')
@@ -157,7 +157,7 @@ def test_peers_are_compared_by_their_median_and_those_not_run_say_why(monkeypatc
 
 def test_the_page_of_the_engine_is_what_its_records_say(tmp_path):
     (tmp_path / 'docs' / 'results').mkdir(parents=True)
-    for path in (ROOT / 'docs' / 'results').glob('engine*.json'):
+    for path in (ROOT / 'docs' / 'results').glob('en*.json'):
         shutil.copy(path, tmp_path / 'docs' / 'results')
     bench_page.write_document(tmp_path)
     page = (tmp_path / bench_page.DOCUMENT).read_text()

@@ -11,6 +11,7 @@ from vla_edge_ros.telemetry.energy_sources import (
     CounterSource,
     find_sources,
     hwmon_sources,
+    nvml_source_at,
     nvml_sources,
     PowerSource,
     rapl_sources,
@@ -46,6 +47,12 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex_v2(self, index, device):  # noqa: N802
         device._obj.value = 0x7FFF_0000_1000 + index.value
         return 0
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, address, device):  # noqa: N802
+        slot = int(address.value.split(b':')[1], 16)
+        if slot >= self._count:
+            return 15
+        return self.nvmlDeviceGetHandleByIndex_v2(type('c', (), {'value': slot}), device)
 
     def nvmlDeviceGetName(self, device, name, length):  # noqa: N802
         name.value = b'Some GPU' if device.value & 1 == 0 else b'Old GPU'
@@ -244,3 +251,33 @@ def test_every_kind_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(energy_sources, 'hwmon_sources', lambda: hwmon_sources(empty))
     monkeypatch.setattr(energy_sources, 'rapl_sources', lambda: rapl_sources(empty))
     assert [missing.name for missing in find_sources()] == ['nvml', 'hwmon', 'rapl']
+
+
+def test_one_gpu_is_found_by_its_place_on_the_bus():
+    nvml = FakeNvml()
+    source = nvml_source_at('00000000:00:00.0', lambda _: nvml)
+    assert source.name == 'nvml Some GPU' and source.read(0).joules == 0
+    nvml.millijoules += 5000
+    assert source.read(NS_PER_S) == Reading(5.0, True)
+    assert 'Not Supported' in nvml_source_at('00000000:01:00.0', lambda _: nvml).reason
+    assert 'GPU is lost' in nvml_source_at('00000000:07:00.0', lambda _: nvml).reason
+    broken = nvml_source_at('00000000:00:00.0', lambda _: FakeNvml(init=9))
+    assert isinstance(broken, Unavailable) and 'Driver Not Loaded' in broken.reason
+
+    def missing(_):
+        raise OSError('no such file')
+
+    assert 'no NVIDIA driver' in nvml_source_at('0:0:0.0', missing).reason
+
+
+def test_another_source_on_a_counter_begins_for_itself():
+    value = [90.0]
+    source = CounterSource('it', lambda: value[0], 100.0)
+    source.read(0)
+    value[0] = 95.0
+    source.read(NS_PER_S)
+    other = source.again()
+    assert other.name == 'it' and other.read(NS_PER_S).joules == 0
+    value[0] = 2.0
+    assert other.read(2 * NS_PER_S) == Reading(7.0, True, 'counter wrapped')
+    assert source.read(2 * NS_PER_S).joules == pytest.approx(12.0)

@@ -12,14 +12,17 @@ import json
 from pathlib import Path
 import tempfile
 
+from vla_edge_ros.clock import MonotonicClock
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.kernels import load_backend
 from vla_edge_ros.lab.bench_endurance import endure, Memory
+from vla_edge_ros.lab.bench_energy import EnergyBench, find_source, measure_energy
 from vla_edge_ros.lab.bench_lengths import find_peers, measure, middle_of
 from vla_edge_ros.lab.bench_loop import measure_loop
 from vla_edge_ros.lab.bench_page import document, write_document
 from vla_edge_ros.lab.chunks import Endless, EngineChunks, PolicyChunks
 from vla_edge_ros.lab.gpu_state import gpu_state, pci_address
+from vla_edge_ros.lab.metered_policy import MeteredPolicy
 from vla_edge_ros.lab.random_model import SHAPES
 from vla_edge_ros.lab.random_policy import fast_random_weights, write_random_policy
 from vla_edge_ros.lab.record import environment_record
@@ -34,6 +37,9 @@ POLICY = 'policy'
 """The shape that is the embedded policy, with its encoder."""
 LENGTHS, CHUNKS, ENDURED_LENGTH = '32,512,2048,4064', '300', '2048'
 KV_SLOTS = 4096
+MODES = ('endurance', 'loop', 'energy')
+"""Options of which each is another measurement."""
+MIN_ENERGY_S = 0.2
 COMPILE_MODES = ('default', 'max-autotune-no-cudagraphs')
 
 
@@ -57,16 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--loop', type=float, metavar='SECONDS',
         help='instead: the control loop at 30 Hz behind a virtual camera')
     parser.add_argument(
+        '--energy', type=float, metavar='SECONDS',
+        help='instead: joules of a chunk and of a task, from six measurements of that length')
+    parser.add_argument(
         '--backend', choices=('cuda', 'cpu'), default='cuda',
-        help='kernels of --endurance and --loop (default: cuda)')
+        help='kernels of --endurance, --loop and --energy (default: cuda)')
     parser.add_argument('--json', type=Path, metavar='FILE', help='write the record there')
 
 
 def run(options: argparse.Namespace, stop: StopRequest) -> int:
     """
-    Run ``vla-edge bench``; exit status 1 when an endurance or a loop did not hold.
+    Run ``vla-edge bench``; exit status 1 when an endurance, a loop or a sum did not hold.
 
-    A signal ends these two early, with the record of what they saw until then.
+    A signal ends these early, with the record of what they saw until then.
     """
     _check_combination(options)
     lengths = _numbers('--lengths', options.lengths or LENGTHS, 1, 100_000)
@@ -75,19 +84,22 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
         raise ConfigError('--chunks', f'must be 1 or {len(lengths)} numbers', options.chunks)
     if options.json:
         check_file('--json', options.json)
+    gpu = None
     if options.backend == 'cuda':
         from vla_edge_ros.kernels.cuda.driver import Device
 
-        Device().close()  # tells that there is no GPU before the weights are drawn
-    mode = 'endurance' if options.endurance else 'loop' if options.loop else 'engine'
+        device = Device()  # tells that there is no GPU before the weights are drawn
+        gpu = pci_address(device) if options.energy else None
+        device.close()
+    if options.energy:
+        options.energy_source = find_source(gpu)
+    mode = next((name for name in MODES if getattr(options, name)), 'engine')
     record = {'mode': mode, 'environment': environment_record(), 'shape': options.shape}
     if mode == 'engine':
         with stop.interruptible():
             record |= _measure(options, lengths, chunks * (len(lengths) // len(chunks)))
-    elif mode == 'endurance':
-        record |= _endure(options, stop)
     else:
-        record |= _loop(options, stop)
+        record |= {'endurance': _endure, 'loop': _loop, 'energy': _energy}[mode](options, stop)
     if options.json:
         write_text('--json', options.json, json.dumps(record, indent=2) + '\n')
     print(document(record))
@@ -133,6 +145,26 @@ def _loop(options, stop: StopRequest) -> dict:
     return record | _about_device(device, options)
 
 
+def _energy(options, stop: StopRequest) -> dict:
+    progress, clock = terminal_progress(), MonotonicClock()
+    with stop.interruptible():
+        policy = _load_policy(options)
+        calibration = calibrate(policy, progress)
+        metered = MeteredPolicy(policy, clock)
+    device = getattr(policy.transformer.engine, 'device', None)
+    bench = EnergyBench(
+        metered, options.energy_source, clock, stopped=lambda: stop.requested)
+
+    def run(on_tick) -> dict:
+        return measure_loop(
+            metered, calibration, options.energy, Memory(device), stopped=bench.stopped,
+            progress=progress, on_tick=on_tick)
+
+    about = {'kv_slots': policy.cache.layout.kv_slots, 'source': options.energy_source.name}
+    record = about | measure_energy(bench, options.energy, run, progress)
+    return record | _about_device(device, options)
+
+
 def _load_policy(options) -> Policy:
     progress = terminal_progress()
     if options.shape == POLICY:
@@ -170,21 +202,25 @@ def _numbers(option: str, text: str, low: int, high: int) -> list[int]:
 
 def _check_combination(options) -> None:
     """Refuse what would have no effect, and what cannot be measured."""
-    if options.endurance is not None and options.loop is not None:
-        raise ConfigError('--loop', 'must not be given with --endurance', options.loop)
+    given = [name for name in MODES if getattr(options, name) is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            f'--{given[1]}', f'must not be given with --{given[0]}', getattr(options, given[1]))
     if options.endurance is not None and not 1 <= options.endurance <= 100_000_000:
         raise ConfigError('--endurance', 'must be in 1..100000000', options.endurance)
     if options.loop is not None and not 0 < options.loop <= 1e6:
         raise ConfigError('--loop', 'must be > 0 and <= 1e6 s', options.loop)
-    if options.endurance is None and options.loop is None:
-        rule = 'must be given with --endurance or --loop'
+    if options.energy is not None and not MIN_ENERGY_S <= options.energy <= 1e4:
+        raise ConfigError('--energy', f'must be in {MIN_ENERGY_S}..1e4 s', options.energy)
+    if not given:
+        rule = 'must be given with --endurance, --loop or --energy'
         for name, idle in (('backend', ['cuda']), ('shape', list(SHAPES))):
             value = getattr(options, name)
             if value not in idle:
                 raise ConfigError(f'--{name}', f'{rule}, or be one of {idle}', value)
         return
     useless = ['chunks', 'compiled', 'no_peers']
-    if options.loop is not None or options.shape == POLICY:
+    if options.endurance is None or options.shape == POLICY:
         useless.append('lengths')
     for name in useless:
         value = getattr(options, name)

@@ -222,6 +222,7 @@ def run_loop(
 def measure_loop(
     policy, calibration: tuple[float, float], seconds: float, memory: Memory,
     stopped: Callable[[], bool] = lambda: False, progress: Progress = no_progress,
+    on_tick: Callable[[Any], None] = lambda _: None,
 ) -> dict[str, Any]:
     """
     Run the loop in real time behind a virtual camera.
@@ -236,7 +237,7 @@ def measure_loop(
         How long.
     memory : Memory
         Of this process and the policy's device.
-    stopped, progress
+    stopped, progress, on_tick
         As of :func:`run_loop`.
 
     """
@@ -251,7 +252,7 @@ def measure_loop(
             loop = make_loop(policy, frames, runner, SystemClock(), steady, calibration)
             ticks = max(round(seconds * NS_PER_S / loop.parameters.period_ns), 1)
             record = run_loop(
-                loop, ticks, memory, steady, stopped=stopped, progress=progress)
+                loop, ticks, memory, steady, on_tick, stopped, progress)
     finally:
         runner.close()
     return record | {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 RECORD, DOCUMENT = 'docs/results/engine.json', 'docs/benchmarks.md'
-MORE_RECORDS = 'docs/results/engine_*.json'
+MORE_RECORDS = ('docs/results/engine_*.json', 'docs/results/energy.json')
 NONE = '—'
 HEADER = """# The CUDA engine
 
@@ -21,7 +21,8 @@ TIMES = ('median', 'p99', 'p99.9', 'max')
 
 def write_document(root: Path) -> None:
     """Write the page on the engine from its records."""
-    paths = [root / RECORD, *sorted(root.glob(MORE_RECORDS))]
+    paths = [root / RECORD, *(
+        path for pattern in MORE_RECORDS for path in sorted(root.glob(pattern)))]
     records = [json.loads(path.read_text(encoding='utf-8')) for path in paths]
     text = '\n\n'.join(document(record) for record in records)
     (root / DOCUMENT).write_text(HEADER + text + '\n', encoding='utf-8')
@@ -29,8 +30,8 @@ def write_document(root: Path) -> None:
 
 def document(record: dict) -> str:
     """Return a record as Markdown; what it does not hold is left out."""
-    write = {'endurance': _endurance, 'loop': _loop}.get(record.get('mode'), _engine)
-    return '\n'.join(write(record))
+    modes = {'endurance': _endurance, 'loop': _loop, 'energy': _energy}
+    return '\n'.join(modes.get(record.get('mode'), _engine)(record))
 
 
 def _engine(record: dict) -> list[str]:
@@ -204,6 +205,54 @@ def _loop(record: dict) -> list[str]:
         *_table(rows),
         *(['', *_gpu(record['gpu'])] if 'gpu' in record else []),
     ]
+
+
+def _energy(record: dict) -> list[str]:
+    names = ('idle', 'prefill', 'decode', 'chunk')
+    steady = [{'back to back': name} | (
+        {'watts': record[name]} if isinstance(record[name], str) else {
+            'watts': _number(record[name]['watts'], 1),
+            'ms a run': _number(record[name].get('run_ms')),
+            'J a run': _number(record[name].get('joules_per_run'), 3),
+            'parts / counter': _number(record[name].get('parts_over_counter'), 4),
+        }) for name in names]  # fmt: skip
+    lines = [
+        f'**Energy**: {_what(record)}, {record["kv_slots"]} slots for frames, all filled, '
+        f'{record["source"]} on {record["device"]} ({_commit(record)}): '
+        f'{"passed" if record["passed"] else "FAILED"} (sum of parts within '
+        f'{100 * record["tolerance"]:g} % of the counter, '
+        f'{record["sample_hz"]:g} samples a second).',
+        '', *_table(steady), '', *_energy_runs(record),
+    ]
+    return [*lines, *(['', *_gpu(record['gpu'])] if 'gpu' in record else [])]
+
+
+def _energy_runs(record: dict) -> list[str]:
+    rows, said = [], []
+    for name, title in (('loop', 'the loop at 30 Hz'), ('tasks', 'tasks at 30 Hz')):
+        found = record[name]
+        if isinstance(found, str):
+            said += ['', f'{title[0].upper()}{title[1:]}: {found}.']
+            continue
+        alone, per_task = found.get('by_steady_power', {}), found.get('joules_per_completed_task')
+        rows.append({
+            'run': f'{title}, {found["seconds"]:.1f} s',
+            'J': _number(found['joules'], 1), 'watts': _number(found['watts'], 1),
+            'parts by samples, J': ', '.join(
+                f'{part} {joules:.1f}' for part, joules in found['parts_joules'].items()),
+            'parts by steady power, J': ', '.join(
+                f'{part.removesuffix("_joules")} {alone[part]:.1f}'
+                for part in ('prefill_joules', 'decode_joules', 'rest_joules') if part in alone),
+            'rest, watts': _number(alone.get('rest_watts'), 1),
+            'share of the rest': _percent(alone.get('rest_share')),
+            'J a chunk': _number(found.get('joules_per_chunk'), 3),
+            'J a completed task': _number(per_task, 1),
+            'tasks': f'{found["completed"]} of {found["episodes"]}' if 'episodes' in found
+                     else None,
+            'parts / counter': _number(found.get('whole', found).get('parts_over_counter'), 4),
+            'counter moves every, ms': _number(found['counter_period_ms'], 0),
+        })  # fmt: skip
+    return [*(_table(rows) if rows else []), *said]
 
 
 def _what(record: dict) -> str:

@@ -109,6 +109,10 @@ class CounterSource:
         self._counter_j: float | None = None
         self._read_ns = 0
 
+    def again(self) -> 'CounterSource':
+        """Return another source on the same counter, which begins at 0 J for itself."""
+        return CounterSource(self.name, self._read_j, self._range_j)
+
     def read(self, now_ns: int) -> Reading | None:
         """Return the energy since the first reading, None while the counter stands still."""
         counter_j, before_j = self._read_j(), self._counter_j
@@ -185,6 +189,33 @@ def nvml_sources(load: Callable[[str], Any] = ctypes.CDLL) -> list[EnergySource 
     return sources or [Unavailable('nvml', 'the NVIDIA driver finds no GPU')]
 
 
+def nvml_source_at(
+    address: str, load: Callable[[str], Any] = ctypes.CDLL,
+) -> EnergySource | Unavailable:
+    """
+    Return the total energy counter of one GPU.
+
+    Parameters
+    ----------
+    address : str
+        Its place on the PCI bus, such as ``00000000:01:00.0``.
+    load : callable
+        Opens a shared library.
+
+    """
+    name = f'nvml {address}'
+    try:
+        nvml = _Nvml(load(NVML_LIBRARY))
+        device = nvml.device_at(address)
+        name = f'nvml {nvml.name(device)}'
+        nvml.energy_j(device)
+    except OSError:
+        return Unavailable(name, f'{NVML_LIBRARY} cannot be loaded: no NVIDIA driver')
+    except (AttributeError, Unreadable) as error:
+        return Unavailable(name, str(error))
+    return CounterSource(name, lambda: nvml.energy_j(device))
+
+
 def _nvml_source(nvml: '_Nvml', index: int) -> EnergySource | Unavailable:
     name = f'nvml {index}'
     try:
@@ -212,6 +243,13 @@ class _Nvml:
     def device(self, index: int) -> ctypes.c_void_p:
         device = ctypes.c_void_p()
         self._call('nvmlDeviceGetHandleByIndex_v2', ctypes.c_uint(index), ctypes.byref(device))
+        return device
+
+    def device_at(self, address: str) -> ctypes.c_void_p:
+        device = ctypes.c_void_p()
+        self._call(
+            'nvmlDeviceGetHandleByPciBusId_v2', ctypes.c_char_p(address.encode()),
+            ctypes.byref(device))
         return device
 
     def name(self, device: ctypes.c_void_p) -> str:
