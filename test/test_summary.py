@@ -23,6 +23,7 @@ KEYS = [
     'episodes',
     'success_rate',
     'cpu_percent',
+    'energy',
 ]
 
 
@@ -147,3 +148,9 @@ def test_a_live_report_tells_the_newest_ages_of_all_and_of_each_cause():
 
 def test_percentiles_leave_out_what_is_missing():
     assert percentiles(np.array([np.nan, 3.0]), (50,)) == {'p50': 3.0, 'max': 3.0}
+
+
+def test_energy_that_nobody_measured_is_unavailable():
+    assert summarize(trace_of(), period_ms=25.0)['energy'] == 'unavailable'
+    energy = {'it': {'joules': 5.0}}
+    assert summarize(trace_of(), period_ms=25.0, energy=energy)['energy'] == energy

@@ -7,7 +7,7 @@ import pytest
 
 from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.runtime.admission import Reason
-from vla_edge_ros.telemetry.energy import IDLE, Interval
+from vla_edge_ros.telemetry.energy import Interval
 from vla_edge_ros.telemetry.work import (
     DECODE,
     LATE,
@@ -78,14 +78,17 @@ def test_no_frame_is_idle_and_no_refusal():
     assert set(REFUSALS) <= {reason.value for reason in Reason}
 
 
-def test_more_work_than_time_shrinks_and_never_overlaps():
-    found = intervals(tick(0, 10, 1), tick(1, -10, 4))
-    assert all(a.end_ns <= b.start_ns for a, b in zip(found, found[1:]))
-    assert len(found) == 10 and found[-1].end_ns <= at(IDLE, 1, 0, -10).end_ns
-    assert found[2].start_ns >= found[1].end_ns
-    assert found[3].end_ns - found[3].start_ns < 6 * NS_PER_MS
-    # A clock that was set back leaves no room at all.
-    assert intervals(tick(5, 10, 1), tick(1, 10, 1)) == intervals(tick(5, 10, 1))
+def test_runs_between_two_ticks_lie_before_one_another():
+    # Two runs were collected at 1, one at 2: the second of them ended before that one began.
+    found = intervals(tick(1, 0, 2), tick(2, -25, 1))
+    assert found == [
+        at(PREFILL, 1, -25, -21), at(DECODE, 1, -21, -15), at(PREFILL, 1, -15, -11),
+        at(DECODE, 1, -11, -5), at(PREFILL, 1, -5, -1), at(DECODE, 1, -1, 5)]
+
+
+def test_a_refused_tick_ends_where_the_next_run_began():
+    found = intervals(tick(0, 1, 0, 'over_budget'), tick(1, 4, 1))
+    assert found == [at(REFUSED, 0, 0, 24), at(PREFILL, 1, -6, -2), at(DECODE, 1, -2, 4)]
 
 
 def test_seconds_add_up_to_the_run_with_the_rest_idle():

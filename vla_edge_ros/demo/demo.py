@@ -27,6 +27,8 @@ from vla_edge_ros.nodes.environment import (
 )
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import FOLDERS_ARE_MADE
+from vla_edge_ros.telemetry.energy import EnergyMeter
+from vla_edge_ros.telemetry.energy_sources import find_sources
 
 START_LIMIT_S = 120.0
 """Loading and compiling on a slow machine."""
@@ -101,6 +103,8 @@ class Demo:
         tuning = share_directory() / 'config' / TUNING
         self._tuning = () if options.policy else ('--params-file', str(tuning))
         self._measured: dict = {}
+        self._successes = 0
+        self._energy: EnergyMeter | None = None
 
     def run_nodes(self) -> None:
         """
@@ -127,7 +131,9 @@ class Demo:
                 rule = "must be importable: source ROS 2, or pip install '.[ros]'"
                 raise BackendUnavailable('rclpy', rule, str(error)) from error
 
-        with NodeProcesses(environment, logs) as nodes:
+        # Steady time is one for all processes, so that it is the trace's.
+        self._energy = EnergyMeter(find_sources())
+        with self._energy, NodeProcesses(environment, logs) as nodes:
             nodes.start(CAMERA, node_command(CAMERA, *self._tuning))
             with (
                 Monitor(self._state, self._options.record) as monitor,
@@ -188,6 +194,7 @@ class Demo:
         wait(lambda: state.camera_stopped, CAMERA_LEAD_S + SETTLE_LIMIT_S)
         wait(lambda: state.camera_counts[0] == state.camera_counts[1], SETTLE_LIMIT_S)
         published, received = state.camera_counts
+        self._successes = successes
         self._measured = {
             'camera': {'published': published, 'received': received},
             'episodes': episodes,
@@ -200,11 +207,13 @@ class Demo:
         with self._stop.interruptible():
             from vla_edge_ros.lab.record import environment_record
             from vla_edge_ros.lab.report import write_report
+            from vla_edge_ros.telemetry.energy_summary import measured_energy
             from vla_edge_ros.telemetry.summary import summarize
             from vla_edge_ros.telemetry.trace import read_trace
 
         trace = read_trace(self._trace)
-        summary = summarize(trace, period_ms=PERIOD_MS, **self._measured)
+        energy = measured_energy(self._energy, trace, PERIOD_MS, self._successes)
+        summary = summarize(trace, period_ms=PERIOD_MS, **self._measured, energy=energy)
         summary['record'] = environment_record()
         text = json.dumps(summary, indent=2)
         (self._out / 'summary.json').write_text(text + '\n', encoding='utf-8')

@@ -12,6 +12,7 @@ import numpy as np
 
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.lab import plots
+from vla_edge_ros.telemetry.energy_summary import energy_text
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -68,6 +69,10 @@ def sentences(summary: Mapping) -> list[str]:
         said.append(
             f'The robot did what it was told in {100 * summary["success_rate"]:.0f} % of '
             f'{summary["episodes"]} episodes.')
+    energy = summary.get('energy')
+    if isinstance(energy, Mapping):
+        said += [f'Energy by {name}: {energy_text(source)}.'
+                 for name, source in energy.items() if not isinstance(source, str)]  # fmt: skip
     return said
 
 

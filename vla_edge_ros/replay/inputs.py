@@ -22,6 +22,7 @@ from vla_edge_ros.replay.bag import (
     STRING,
 )
 from vla_edge_ros.runtime.frame_buffer import Frame
+from vla_edge_ros.telemetry.power_model import power_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,14 @@ class ReplayParameters:
     decode_ms: float = parameter(
         8.0, 'Virtual cost of decoding a chunk', unit='ms', range=(0.0, 10_000.0)
     )
+    power_model: str = parameter(
+        '', 'Device whose modelled power the replay is charged with; empty for none')
 
     def __post_init__(self):
         """Check every value."""
         validate(self)
+        if self.power_model:
+            power_model(self.power_model)
 
 
 @dataclass(slots=True)

@@ -31,6 +31,8 @@ from vla_edge_ros.runtime.latency import FixedLatency
 from vla_edge_ros.runtime.loop_parameters import check_chunk_steps
 from vla_edge_ros.runtime.runner import VirtualRunner
 from vla_edge_ros.schedule_options import add_schedule_arguments, loop_parameters, NAMES
+from vla_edge_ros.telemetry.energy_summary import modelled_energy
+from vla_edge_ros.telemetry.power_model import device_names
 from vla_edge_ros.telemetry.stages import Stage
 from vla_edge_ros.telemetry.summary import summarize
 from vla_edge_ros.telemetry.trace import read_trace, TraceWriter
@@ -50,6 +52,7 @@ OPTIONS = {
     'overlap_percent': '--overlap-percent',
     'seam': '--seam',
     'chunk_steps': '--chunk-steps',
+    'power_model': '--power-model',
 }
 """Which option sets what an error names."""
 
@@ -128,10 +131,13 @@ def replay_bag(
     inputs.check_images()
     if trace.error is not None:
         raise ConfigError('trace', f'must be writable ({trace.error})', str(trace_path))
+    columns = read_trace(trace_path)
     summary = summarize(
-        read_trace(trace_path),
+        columns,
         period_ms=control_loop.parameters.period_ns / NS_PER_MS,
         camera={'published': inputs.images, 'received': inputs.frames},
+        energy=modelled_energy(
+            parameters.power_model, columns, control_loop.parameters.period_ns),
     )
     summary |= {
         'reasons': control_loop.counts,
@@ -202,6 +208,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='what a policy run costs in virtual time '
         f'(default: {defaults.prefill_ms:g},{defaults.decode_ms:g})',
     )
+    parser.add_argument(
+        '--power-model',
+        metavar='DEVICE',
+        help='charge the replay with the modelled power of a device: '
+        f'{", ".join(device_names())} (default: energy is unavailable)',
+    )
     add_schedule_arguments(parser)
     parser.add_argument(
         '--live',
@@ -241,7 +253,7 @@ def _check_combination(arguments: argparse.Namespace) -> None:
     if text is not None and not text.strip():
         raise ConfigError('--instruction', 'must not be blank', text)
     if arguments.live:
-        useless = ('out', 'policy', 'latency_ms', *NAMES)
+        useless = ('out', 'policy', 'latency_ms', 'power_model', *NAMES)
         rule = 'must not be given with --live, where the nodes act'
     else:
         useless = ('rate',)
@@ -295,6 +307,7 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         'joint_topic': arguments.joint_topic,
         'instruction_topic': arguments.instruction_topic,
         'instruction': arguments.instruction,
+        'power_model': arguments.power_model,
     }
     if arguments.latency_ms is not None:
         values['prefill_ms'], values['decode_ms'] = _parse_latency(arguments.latency_ms)

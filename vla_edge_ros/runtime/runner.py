@@ -92,6 +92,11 @@ class VirtualRunner:
         """Tell whether an outcome waits to be collected."""
         return self._outcome is not None
 
+    @property
+    def unfinished(self) -> Outcome | None:
+        """Return the outcome that waits to be collected."""
+        return self._outcome
+
     def start(self, job: Job) -> None:
         """Run ``job`` and schedule its completion."""
         if self.busy:

@@ -30,6 +30,8 @@ from vla_edge_ros.schedule_options import add_schedule_arguments, loop_parameter
 from vla_edge_ros.sim.simulator import ACTION_DIM, EpisodeParameters, EpisodeResult, Simulator
 from vla_edge_ros.sim.tasks import MAX_SEED
 from vla_edge_ros.telemetry.age import group_ages, percentiles
+from vla_edge_ros.telemetry.energy_summary import energy_figures, energy_text, NO_MODEL
+from vla_edge_ros.telemetry.power_model import power_model
 from vla_edge_ros.telemetry.summary import contact_summary
 from vla_edge_ros.telemetry.trace import TraceWriter
 from vla_edge_ros.workers import run_in_workers
@@ -174,6 +176,7 @@ def summarise(
     """
     successes = episodes = runs = 0
     ages_ms, age_causes, contact_ages_ms = [], [], []
+    energy: Counter[str] = Counter()
     counts = {name: Counter() for name in ('decisions', 'reasons', 'causes')}
     for result in results:
         episodes += 1
@@ -182,6 +185,7 @@ def summarise(
         ages_ms.append(result.ages_ms)
         age_causes.append(result.age_causes)
         contact_ages_ms.append(result.contact_ages_ms)
+        energy.update(result.energy_j or {})
         for name, counter in counts.items():
             counter.update({k: v for k, v in getattr(result, name).items() if v})
     config = {**dataclasses.asdict(batch), **dataclasses.asdict(parameters)}
@@ -200,7 +204,20 @@ def summarise(
         'ticks': counts['decisions'].total(),
         'runs': runs,
         **{name: dict(sorted(counter.items())) for name, counter in counts.items()},
+        'energy': _energy(energy, parameters, episodes, successes),
         'config': config,
+    }
+
+
+def _energy(
+    joules: Mapping[str, float], parameters: EpisodeParameters, episodes: int, successes: int,
+) -> dict | str:
+    if not parameters.power_model:
+        return NO_MODEL
+    return {
+        **power_model(parameters.power_model).about(),
+        **energy_figures(joules, successes),
+        'joules_per_episode': math.fsum(joules.values()) / episodes,
     }
 
 
@@ -222,6 +239,7 @@ def _table(summary: dict) -> Table:
     for cause, ages in summary['observation_age_by_cause'].items():
         table.add_row(f'  {cause}', _ages(ages))
     table.add_row('  at contact', _ages(summary['observation_age_at_contact_ms']))
+    table.add_row('energy', energy_text(summary['energy']))
     for name in ('decisions', 'reasons', 'causes'):
         table.add_row(name, ', '.join(f'{k} {v}' for k, v in summary[name].items()))
     return table

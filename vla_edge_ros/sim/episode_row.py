@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 import dataclasses
 from dataclasses import dataclass
+import math
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,9 @@ class EpisodeRow:
     contact_ages : dict of int to int
         Contacts by the age of the action in force, 0.1 ms.
     energy_j : float or None
-        Energy of the episode, J; None where nobody can tell.
+        Energy of the episode by the power model, J; None where nobody can tell.
+    energy_parts_j : dict of str to float, or None
+        The same by part: ``telemetry.work.PARTS``.
 
     """
 
@@ -58,6 +61,7 @@ class EpisodeRow:
     ages: dict[str, dict[int, int]]
     contact_ages: dict[int, int]
     energy_j: float | None = None
+    energy_parts_j: dict[str, float] | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -87,6 +91,8 @@ def make_row(result: EpisodeResult) -> EpisodeRow:
             str(cause): ages for cause in np.unique(result.age_causes)
             if (ages := _histogram(result.ages_ms[result.age_causes == cause]))},
         contact_ages=_histogram(result.contact_ages_ms),
+        energy_j=None if result.energy_j is None else math.fsum(result.energy_j.values()),
+        energy_parts_j=result.energy_j,
     )
 
 

@@ -24,8 +24,10 @@ from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters
 from vla_edge_ros.runtime.frame_buffer import Frame
 from vla_edge_ros.runtime.latency import read_stage_costs, RecordedLatency
 from vla_edge_ros.runtime.runner import VirtualRunner
+from vla_edge_ros.sim.episode_energy import episode_energy
 from vla_edge_ros.sim.tasks import COLOURS, expert_chunk, sample_instruction, TICK_HZ, TrackTask
 from vla_edge_ros.sim.world import World
+from vla_edge_ros.telemetry.power_model import power_model
 from vla_edge_ros.telemetry.stages import Stage
 
 ACTION_DIM = 2
@@ -68,10 +70,14 @@ class EpisodeParameters:
     policy: str = parameter('', 'Checkpoint folder; empty takes the default policy')
     eviction: str = parameter(
         'semantic', 'Which frame leaves a full cache', choices=('semantic', 'fifo', 'uniform'))
+    power_model: str = parameter(
+        '', 'Device whose modelled power an episode is charged with; empty for none')
 
     def __post_init__(self):
         """Check every value, and that each has an effect."""
         validate(self)
+        if self.power_model:
+            power_model(self.power_model)
         if self.control == 'oracle':
             for name in ONLY_POLICY:
                 if getattr(self, name) != type(self).__dataclass_fields__[name].default:
@@ -98,6 +104,8 @@ class EpisodeResult:
         Runs of the policy that ended.
     decisions, reasons, causes : dict of str to int
         Ticks by name.
+    energy_j : dict of str to float, optional
+        Modelled energy by part of the work, J; None without a power model.
 
     """
 
@@ -109,6 +117,7 @@ class EpisodeResult:
     decisions: dict[str, int]
     reasons: dict[str, int]
     causes: dict[str, int]
+    energy_j: dict[str, float] | None = None
 
 
 class Camera:
@@ -296,8 +305,7 @@ class Simulator:
         seed, index : int
             Together they determine the episode.
         on_tick : callable, optional
-            Called after every tick with its result, contacts included, and the world at that
-            moment.
+            Called after every tick with its result and contacts, and the world at that moment.
 
         """
         rng = np.random.default_rng([seed, index])
@@ -319,13 +327,15 @@ class Simulator:
         admission.seed(*self._median_ms)
         cell = _Cell(world, camera, clock)
         queue = ActionQueue(ActionQueueParameters(safe_action=self._parameters.safe_action))
+        runner = VirtualRunner(clock, latency)
         loop = ControlLoop(
-            self._policy, cell, admission, queue, VirtualRunner(clock, latency), clock, clock,
-            self._loop_parameters, camera.read_joints)
+            self._policy, cell, admission, queue, runner, clock, clock, self._loop_parameters,
+            camera.read_joints)
         loop.set_instruction(task.instruction)
         ages_ms, age_causes, contact_ages_ms = [], [], []
         age_in_force_ms, runs = math.nan, 0
         decisions: Counter[str] = Counter()
+        steps: list[StepResult] = []
         for tick in itertools.count():
             scheduled_ns = phase_ns + tick * NS_PER_S // TICK_HZ
             loop.between_ticks(scheduled_ns)
@@ -342,6 +352,7 @@ class Simulator:
                 raise result.error
             cell.advance_to(result.published_ns)
             decisions[result.decision.value] += 1
+            steps.append(result)
             runs += result.runs
             if result.action is not None:
                 cell.command = result.action
@@ -353,7 +364,8 @@ class Simulator:
         return EpisodeResult(
             task.succeeded, np.array(ages_ms, np.float32), np.array(age_causes, str),
             np.array(contact_ages_ms, np.float32), runs, dict(decisions), dict(loop.counts),
-            dict(loop.causes))
+            dict(loop.causes),
+            episode_energy(self._parameters.power_model, steps, runner.unfinished, scheduled_ns))
 
     def _make_task(self, rng: np.random.Generator) -> TrackTask:
         colours = list(COLOURS)

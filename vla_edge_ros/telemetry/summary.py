@@ -7,6 +7,7 @@ import numpy as np
 
 from vla_edge_ros.clock import NS_PER_MS, NS_PER_S
 from vla_edge_ros.telemetry.age import age_by_cause, ages_at_contact, percentiles
+from vla_edge_ros.telemetry.energy import UNAVAILABLE
 
 SILENT_CAUSES = ('waiting', 'operator_hold', 'thinking', 'safe_stop')
 """The causes that may publish nothing; any other names an action."""
@@ -20,6 +21,7 @@ def summarize(
     episodes: int | None = None,
     success_rate: float | None = None,
     cpu_percent: Mapping[str, float] | None = None,
+    energy: Mapping[str, Any] | str = UNAVAILABLE,
 ) -> dict[str, Any]:
     """
     Return the content of ``summary.json``; what was not measured is None, never 0.
@@ -38,6 +40,8 @@ def summarize(
         Share of them that succeeded.
     cpu_percent : mapping, optional
         Mean CPU use of each node, % of one core.
+    energy : mapping or str
+        As of ``measured_energy``, or why there is none.
 
     Notes
     -----
@@ -67,6 +71,7 @@ def summarize(
         'episodes': episodes,
         'success_rate': success_rate,
         'cpu_percent': dict(cpu_percent) if cpu_percent else None,
+        'energy': energy if isinstance(energy, str) else dict(energy),
     }
 
 
