@@ -63,6 +63,7 @@ setup(
             'numba-cuda[cu12]==0.30.4',
             'nvidia-nvjitlink-cu12==12.6.*',
         ],
+        'ray': ['ray>=2.9'],
         'train': ['torch>=2.4'],
         'test': [
             'colcon-common-extensions',

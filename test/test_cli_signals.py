@@ -56,6 +56,8 @@ def test_a_signal_before_anything_is_loaded_ends_every_subcommand(start, tmp_pat
     for words in ([name] for name in COMMANDS):
         if words == ['replay']:
             words.append(make_bag(tmp_path / 'bag', 2))
+        if words in (['sweep'], ['report']):
+            words.append(tmp_path)
         process = start(*words)
         process.send_signal(number)
         assert_ended_quietly(process)
@@ -104,6 +106,21 @@ def test_interrupted_episodes_leave_no_json_and_no_process(start, tmp_path, work
     os.killpg(process.pid, number)  # as a terminal does
     assert_ended_quietly(process)
     assert not folder.exists()
+    psutil.wait_procs(children, 5.0)
+    assert not [child for child in children if child.is_running()]
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_interrupted_sweep_keeps_what_is_done_and_leaves_no_process(start, tmp_path, workers):
+    file = tmp_path / 'grid.yaml'
+    file.write_text('episodes: 100000\ngrids: [{control: oracle}]\n')
+    process = start('sweep', file, '--workers', workers)
+    record = tmp_path / 'out/grid/record.jsonl'
+    wait_until(process, lambda: record.exists() and record.stat().st_size)
+    children = psutil.Process(process.pid).children()
+    os.killpg(process.pid, signal.SIGINT)
+    assert_ended_quietly(process)
+    assert record.read_bytes().endswith(b'\n')
     psutil.wait_procs(children, 5.0)
     assert not [child for child in children if child.is_running()]
 

@@ -54,6 +54,17 @@ def test_every_executable_exists():
         assert callable(getattr(importlib.import_module(module), attribute))
 
 
+def test_ready_sweeps_are_installed_with_the_package():
+    program = (
+        'import runpy, setuptools\n'
+        'setuptools.setup = lambda **facts: print(*dict(facts["data_files"])'
+        '["share/vla_edge_ros/config"])\n'
+        'runpy.run_path("setup.py")')
+    done = subprocess.run(
+        [sys.executable, '-c', program], capture_output=True, text=True, cwd=ROOT)
+    assert {'config/sweep_small.yaml', 'config/sweep_paper.yaml'} <= set(done.stdout.split())
+
+
 def test_source_speaks_of_no_absolute_path():
     needle = '/' + 'work/'
     for path in [*ROOT.glob('vla_edge_ros/**/*.py'), *ROOT.glob('config/*'), ROOT / 'Makefile']:

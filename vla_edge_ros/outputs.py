@@ -54,9 +54,9 @@ def check_folder(option: str, path: Path, *names: str) -> None:
         check_file(option, path / name)
 
 
-def write_text(option: str, path: Path, text: str) -> None:
+def write_text(option: str, path: Path, text: str, whole: bool = False) -> None:
     """
-    Write a file, in folders made for it.
+    Write a file, in folders made for it; ``whole`` never leaves a part of it, whoever kills us.
 
     Raises
     ------
@@ -66,7 +66,10 @@ def write_text(option: str, path: Path, text: str) -> None:
     """
     with _told_as(option, path, 'a file that can be written'):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding='utf-8')
+        target = path.with_name(f'.{path.name}.part') if whole else path
+        target.write_text(text, encoding='utf-8')
+        if whole:
+            os.replace(target, path)
 
 
 @contextmanager

@@ -12,12 +12,15 @@ from typing import Any
 from vla_edge_ros.errors import VlaEdgeError
 from vla_edge_ros.nodes.process import StopRequest
 
+THREADS = ('NUMBA_NUM_THREADS', 'OMP_NUM_THREADS', 'LP_NUM_THREADS')
+"""Variables that say how many threads a library uses in a process."""
 POLL_S = 0.1
 STOP_TIMEOUT_S = 2.0
 
 
 def run_in_workers(
-    work: Callable[[Any], Iterator[Any]], shares: Sequence[Any], stop: StopRequest
+    work: Callable[[Any], Iterator[Any]], shares: Sequence[Any], stop: StopRequest,
+    always_apart: bool = False,
 ) -> Iterator[Any]:
     """
     Yield what ``work(share)`` yields for every share, in whatever order it comes.
@@ -30,6 +33,8 @@ def run_in_workers(
         One process for each; a single one is worked off in this process.
     stop : StopRequest
         Ends all processes when requested.
+    always_apart : bool
+        Give a single one a process too, so that it runs as many would: on one thread.
 
     Raises
     ------
@@ -39,11 +44,11 @@ def run_in_workers(
         A signal came.
 
     """
-    if len(shares) == 1:
+    if len(shares) == 1 and not always_apart:
         yield from _work_here(work(shares[0]), stop)
         return
     # One thread a worker: more would only fight over the cores. Read by libraries on import.
-    for variable in ('NUMBA_NUM_THREADS', 'OMP_NUM_THREADS', 'LP_NUM_THREADS'):
+    for variable in THREADS:
         os.environ.setdefault(variable, '1')
     context = multiprocessing.get_context('spawn')
     # Its start would unblock the signal that is blocked below.
@@ -89,6 +94,9 @@ def _work_there(work: Callable[[], Iterator[Any]], sender: Connection) -> None:
         sender.send(None)
     except VlaEdgeError as error:
         sender.send(str(error))
+    except BrokenPipeError:
+        # The parent was killed; nobody is left to tell.
+        return
 
 
 def _receive(receivers: list[Connection], stop: StopRequest) -> Iterator[Any]:

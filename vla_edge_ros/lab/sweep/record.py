@@ -1,0 +1,164 @@
+"""
+The finished episodes of a sweep: one line each, appended, safe against kill -9 and power cuts.
+
+A line is a checksum and a JSON list of cell, seed, index and row. Only one process writes it.
+A line that is not whole, such as the last one of a killed process, counts as not written, and is
+cut off before anything is appended.
+"""
+
+from collections.abc import Mapping
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+import zlib
+
+from vla_edge_ros.clock import Clock, MonotonicClock, NS_PER_S
+from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.sim.episode_row import EpisodeRow
+
+SYNC_NS = NS_PER_S
+"""How much of a sweep a power cut may take; a killed process takes nothing."""
+
+
+class EpisodeId(NamedTuple):
+    """Which episode of a sweep: number of its cell, seed, index."""
+
+    cell: int
+    seed: int
+    index: int
+
+
+class EpisodeRecord:
+    """
+    An open record; holds a lock on its file until it is closed or the process ends.
+
+    Parameters
+    ----------
+    path : Path
+        File of the record; made when missing.
+    clock : Clock, optional
+        Steady; says when to flush to the disk.
+
+    Attributes
+    ----------
+    rows : dict of EpisodeId to EpisodeRow
+        What it holds.
+    damaged : int
+        Lines that were not whole.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be written, another process writes it, or it holds an episode twice.
+
+    """
+
+    def __init__(self, path: Path, clock: Clock | None = None):
+        self.rows: dict[EpisodeId, EpisodeRow] = {}
+        self.damaged = 0
+        self._path = path
+        self._clock = clock or MonotonicClock()
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise ConfigError('--out', f'must be writable ({error.strerror})', str(path)) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read()
+        except BlockingIOError:
+            self.close()
+            rule = 'must be written by one sweep at a time, and one is at work there'
+            raise ConfigError('--out', rule, str(path.parent)) from None
+        except BaseException:
+            self.close()
+            raise
+        self._synced_ns = self._clock.now_ns()
+
+    def append(self, episode: EpisodeId, row: EpisodeRow) -> None:
+        """
+        Add an episode; once this returns, the end of the process cannot take it away.
+
+        Raises
+        ------
+        ConfigError
+            It cannot be written, as on a full disk.
+
+        """
+        if episode in self.rows:
+            raise RuntimeError(f'{episode} was run twice')
+        line = encode(episode, row)
+        try:
+            while line:
+                line = line[os.write(self._file, line):]
+            if self._clock.now_ns() - self._synced_ns >= SYNC_NS:
+                self.sync()
+        except OSError as error:
+            rule = f'must be writable ({error.strerror})'
+            raise ConfigError('--out', rule, str(self._path)) from None
+        self.rows[episode] = row
+
+    def sync(self) -> None:
+        """Flush to the disk."""
+        os.fsync(self._file)
+        self._synced_ns = self._clock.now_ns()
+
+    def close(self) -> None:
+        """Close the file and give up the lock; a second call does nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _read(self) -> None:
+        data = self._path.read_bytes()
+        *lines, rest = data.split(b'\n')
+        for line in lines:
+            item = decode(line)
+            if item is None:
+                self.damaged += 1
+                continue
+            episode, row = item
+            if episode in self.rows:
+                rule = f'must hold every episode once, and {tuple(episode)} comes again'
+                raise ConfigError('--out', rule, str(self._path))
+            self.rows[episode] = row
+        if rest:
+            self.damaged += 1
+            os.ftruncate(self._file, len(data) - len(rest))
+
+
+def encode(episode: EpisodeId, row: EpisodeRow) -> bytes:
+    """Return the line of an episode."""
+    body = json.dumps([*episode, row.to_mapping()], separators=(',', ':')).encode()
+    return b'%08x %s\n' % (zlib.crc32(body), body)
+
+
+def decode(line: bytes) -> tuple[EpisodeId, EpisodeRow] | None:
+    """Return what a line says, None when it is not whole."""
+    checksum, _, body = line.partition(b' ')
+    if checksum != b'%08x' % zlib.crc32(body):
+        return None
+    try:
+        cell, seed, index, mapping = json.loads(body)
+        return EpisodeId(cell, seed, index), EpisodeRow.from_mapping(mapping)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def differences(before: Any, now: Any, name: str = '') -> list[str]:
+    """Return what differs between two documents, one line each: ``name: before -> now``."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        lines = []
+        for key in [*before, *(key for key in now if key not in before)]:
+            here = f'{name}.{key}' if name else str(key)
+            lines += differences(before.get(key), now.get(key), here)
+        return lines
+    if isinstance(before, list) and isinstance(now, list) and any(
+            isinstance(value, Mapping) for value in (*before, *now)):
+        length = max(len(before), len(now))
+        padded = [[*values, *[None] * (length - len(values))] for values in (before, now)]
+        return [
+            line for number, pair in enumerate(zip(*padded))
+            for line in differences(*pair, f'{name}[{number}]')]
+    return [] if before == now else [f'{name}: {before!r} -> {now!r}']
