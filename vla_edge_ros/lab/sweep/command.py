@@ -169,13 +169,14 @@ def sources_digest() -> str:
     """Return a digest of the code that rows come from; reports and hosts are not in it."""
     root = Path(vla_edge_ros.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(path for name in SOURCES for path in _python_files(root, name)):
+    for path in sorted(path for name in SOURCES for path in _sources(root, name)):
         digest.update(str(path.relative_to(root)).encode() + b'\0' + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _python_files(root: Path, name: str) -> Iterator[Path]:
-    return root.glob('*.py') if name == '.' else (root / name).rglob('*.py')
+def _sources(root: Path, name: str) -> Iterator[Path]:
+    for suffix in ('py', 'yaml'):
+        yield from root.glob(f'*.{suffix}') if name == '.' else (root / name).rglob(f'*.{suffix}')
 
 
 def check_configuration(sweep: Sweep, folder: Path) -> None:

@@ -20,6 +20,7 @@ from vla_edge_ros.sim.episode import wilson_interval
 from vla_edge_ros.sim.episode_row import EpisodeRow, expand_ages, merge_ages, STEPS_PER_MS
 from vla_edge_ros.sim.tasks import TICK_HZ
 from vla_edge_ros.telemetry.age import percentiles
+from vla_edge_ros.telemetry.work import PARTS
 
 REFUSALS = (Reason.OVER_BUDGET, Reason.DECODE_OVER_BUDGET, Reason.DEADLINE_PASSED)
 """What admission says when a run would not fit."""
@@ -92,8 +93,16 @@ def _cell_line(
         'missed_share': counts['missed'] / ticks,
         'energy_j': energy_j,
         'energy_j_per_success': energy_j / successes if energy_j and successes else None,
+        **{f'energy_{part}_j': _part_j(rows, part) for part in PARTS},
         **_ages(rows, causes),
     }
+
+
+def _part_j(rows: Sequence[EpisodeRow], part: str) -> float | None:
+    """Return the energy of one part of the work, J, None where nobody can tell."""
+    if any(row.energy_parts_j is None for row in rows):
+        return None
+    return math.fsum(row.energy_parts_j.get(part, 0.0) for row in rows)
 
 
 def _counts(rows: Sequence[EpisodeRow]) -> dict[str, int]:
