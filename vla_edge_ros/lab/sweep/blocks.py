@@ -225,7 +225,9 @@ def _rows(ray, reference) -> Finished:
     try:
         rows = ray.get(reference)
     except ray.exceptions.RayError as error:
-        raise VlaEdgeError(f'a process of the Ray cluster failed: {one_line(error)}') from None
+        # A traceback of theirs ends with what went wrong.
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise VlaEdgeError(f'a process of the Ray cluster failed: {reason[0]}') from None
     if isinstance(rows, str):
         raise VlaEdgeError(rows)
     yield from rows
