@@ -14,6 +14,7 @@ COMMANDS = {
     'demo': ('vla_edge_ros.demo.demo', 'run the whole system for a while and report on it'),
     'sim': ('vla_edge_ros.sim.episode', 'run episodes in virtual time, without ROS'),
     'sweep': ('vla_edge_ros.lab.sweep.command', 'run a grid of episodes on all cores or on Ray'),
+    'report': ('vla_edge_ros.lab.report_command', 'write a page from a sweep or from traces'),
     'replay': ('vla_edge_ros.replay.replay', 'run a recorded bag through the policy'),
     'bench': ('vla_edge_ros.lab.bench_engine', 'measure the CUDA engine on a GPU'),
     'parity': ('vla_edge_ros.lab.parity', 'compare the decoder with Hugging Face'),

@@ -31,7 +31,8 @@ def _figure(rows: float) -> Figure:
     return Figure(figsize=(WIDTH_IN, rows), layout='constrained')
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """Return a figure as SVG text; equal figures give equal bytes."""
     for axes in figure.axes:
         axes.spines[['top', 'right']].set_visible(False)
     text = io.StringIO()
@@ -61,7 +62,7 @@ def decisions(trace: Columns) -> str:
     _event_rows(above, seconds_of(trace), trace['decision'], 'decision of each tick')
     _event_rows(below, seconds_of(trace), trace['cause'], 'cause of each published action')
     below.set_xlabel('time / s')
-    return _svg(figure)
+    return svg(figure)
 
 
 def observation_age(trace: Columns) -> str:
@@ -83,7 +84,7 @@ def observation_age(trace: Columns) -> str:
                           textcoords='offset points', fontsize=8, va='top')
     axes.set_xlabel('age of the image when its action was published / ms')
     axes.set_ylabel('actions')
-    return _svg(figure)
+    return svg(figure)
 
 
 def jitter(trace: Columns) -> str:
@@ -97,7 +98,7 @@ def jitter(trace: Columns) -> str:
     over_time.set_xlabel('time / s')
     histogram.hist(deviation, bins=60, orientation='horizontal', color=COLOURS[0], log=True)
     histogram.set_xlabel('ticks')
-    return _svg(figure)
+    return svg(figure)
 
 
 def stage_times(trace: Columns) -> str:
@@ -116,4 +117,4 @@ def stage_times(trace: Columns) -> str:
     axes.set_xlabel('time / s')
     axes.set_ylabel('ms')
     axes.legend(ncols=6, fontsize=8, frameon=False, loc='lower left', bbox_to_anchor=(0, 1.0))
-    return _svg(figure)
+    return svg(figure)

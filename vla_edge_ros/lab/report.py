@@ -4,7 +4,7 @@
 Sentences first, then the figures they come from, then every number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
@@ -21,9 +21,22 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 svg, video, img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-size: 0.9rem; }
 td { padding: 0.2rem 1.2rem 0.2rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
+th { text-align: left; padding-right: 1.2rem; vertical-align: bottom; }
 td + td { font-variant-numeric: tabular-nums; }
+details { overflow-x: auto; }
 .note { color: #666; font-size: 0.9rem; }
 """
+
+AGE_NOTE = (
+    '<p class="note">Observation age: publication of an action minus the header stamp of the '
+    'image it was computed from. Every publication counts, also of a queued or held action.</p>')
+PICTURES = (
+    ('Timeline of decisions', plots.decisions),
+    ('Observation age', plots.observation_age),
+    ('Period jitter', plots.jitter),
+    ('Stage times', plots.stage_times),
+)
+"""What is drawn of a run."""
 
 
 def sentences(summary: Mapping) -> list[str]:
@@ -118,30 +131,36 @@ def write_report(
     ticks = len(trace['tick'])
     if ticks < 2:
         raise ConfigError('trace', 'must hold at least two ticks', ticks)
-    parts = [f'<ul>{"".join(f"<li>{escape(text)}</li>" for text in sentences(summary))}</ul>']
+    parts = [html_list(sentences(summary))]
     if film is not None:
         name = escape(film.name)
         parts.append('<h2>The robot</h2>' + (
             f'<img src="{name}" alt="the robot at work">' if film.suffix in ('.gif', '.webp')
             else f'<video src="{name}" controls muted loop></video>'))
-    for title, draw in (
-        ('Timeline of decisions', plots.decisions),
-        ('Observation age', plots.observation_age),
-        ('Period jitter', plots.jitter),
-        ('Stage times', plots.stage_times),
-    ):
-        parts.append(f'<h2>{title}</h2>{draw(trace)}')
-    rows = ''.join(
-        f'<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>'
-        for name, text in flatten(summary))
-    parts.append(f'<h2>All numbers</h2><table>{rows}</table>')
-    parts.append(
-        '<p class="note">Observation age: publication of an action minus the header stamp of the '
-        'image it was computed from. Every publication counts, also of a queued or held action.'
-        '</p>')
-    path.write_text(
+    parts += [f'<h2>{title}</h2>{draw(trace)}' for title, draw in PICTURES]
+    parts.append(f'<h2>All numbers</h2>{html_table(flatten(summary))}')
+    parts.append(AGE_NOTE)
+    path.write_text(html_page('report of a run', parts), encoding='utf-8')
+
+
+def html_page(title: str, parts: Iterable[str]) -> str:
+    """Return a page that needs nothing else, from parts in HTML."""
+    return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f'<title>vla_edge_ros run</title><style>{STYLE}</style></head><body>'
-        f'<h1>vla_edge_ros: report of a run</h1>{"".join(parts)}</body></html>\n',
-        encoding='utf-8')
+        f'<title>vla_edge_ros: {escape(title)}</title><style>{STYLE}</style></head><body>'
+        f'<h1>vla_edge_ros: {escape(title)}</h1>{"".join(parts)}</body></html>\n')
+
+
+def html_list(texts: Iterable[str]) -> str:
+    """Return a list of sentences."""
+    return f'<ul>{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>'
+
+
+def html_table(rows: Iterable[Iterable[str]], header: Iterable[str] = ()) -> str:
+    """Return a table of texts."""
+    def line(cells: Iterable[str], tag: str) -> str:
+        return f'<tr>{"".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)}</tr>'
+
+    head = line(header, 'th') if header else ''
+    return f'<table>{head}{"".join(line(row, "td") for row in rows)}</table>'

@@ -28,14 +28,20 @@ from vla_edge_ros.lab.sweep.blocks import (
     time_episodes,
 )
 from vla_edge_ros.lab.sweep.grid import read_sweep, Sweep
+from vla_edge_ros.lab.sweep.names import (
+    AGES,
+    CELLS,
+    CONFIGURATION,
+    EPISODES,
+    RECORD,
+    SESSIONS,
+)
 from vla_edge_ros.lab.sweep.record import differences, EpisodeRecord
 from vla_edge_ros.lab.sweep.tables import age_table, cell_table, episode_table
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_folder, FOLDERS_ARE_MADE, write_text
 from vla_edge_ros.progress import duration, SlowProgress
 
-CONFIGURATION, RECORD, SESSIONS = 'sweep.yaml', 'record.jsonl', 'sessions.jsonl'
-EPISODES, CELLS, AGES = 'episodes.csv', 'cells.csv', 'ages.csv'
 FORMAT = 1
 SAMPLES = 48
 """Episodes that ``--dry-run`` times."""
@@ -98,7 +104,7 @@ def run(args: Namespace, stop: StopRequest) -> int:
         for name, table in (
                 (EPISODES, episode_table), (CELLS, cell_table), (AGES, age_table)):
             write_text('--out', folder / name, table(sweep, record.rows), whole=True)
-    text(f'finished after {duration(seconds)}: {folder / CELLS}')
+    text(f'finished after {duration(seconds)}; vla-edge report {folder} shows what came out')
     return 0
 
 

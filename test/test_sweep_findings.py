@@ -1,0 +1,170 @@
+"""What is said of a sweep is what its cells show, intervals considered."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vla_edge_ros.lab.sweep import findings as module
+from vla_edge_ros.lab.sweep.findings import (
+    at_least_as_good,
+    dominates,
+    dominating,
+    families,
+    findings,
+    front,
+    hidden_tails,
+    rank_correlation,
+    shown_worse,
+)
+from vla_edge_ros.lab.sweep.results import CellResult, quantiles, SweepResults
+from vla_edge_ros.sim.episode import wilson_interval
+
+EPISODES = 100
+
+
+def cell(choice, successes, p99=100.0, runs=10.0, mean=50.0, condition='40 ms', **values):
+    low, high = wilson_interval(successes, EPISODES)
+    numbers = {
+        'success_rate': successes / EPISODES, 'success_low': low, 'success_high': high,
+        'episodes': EPISODES, 'age_p99_ms': p99, 'age_mean_ms': mean, 'runs_per_s': runs,
+        'energy_j': np.nan, 'energy_j_per_success': np.nan, **values}
+    return CellResult(
+        hash(choice), {'schedule': 'sync', 'latency': condition}, numbers, choice, condition,
+        'expert')
+
+
+def said(*cells, ages=None):
+    return findings(SweepResults(list(cells), ages or {}, {}))
+
+
+def test_success_is_worse_only_where_the_intervals_lie_apart():
+    good, similar, bad = cell('a', 90), cell('b', 80), cell('c', 60)
+    assert shown_worse(bad, good) and not shown_worse(good, bad)
+    assert not shown_worse(similar, good)
+
+
+def test_one_dominates_if_it_is_as_good_in_everything_and_better_in_something():
+    plain = cell('a', 80, p99=100, runs=10)
+    assert not dominates(plain, cell('b', 80, p99=100, runs=10))
+    assert dominates(cell('b', 80, p99=80, runs=10), plain)
+    assert dominates(cell('b', 80, p99=100, runs=8), plain)
+    assert dominates(cell('b', 96, p99=100, runs=10), plain)
+    assert not dominates(cell('b', 96, p99=120, runs=10), plain)
+    assert not dominates(cell('b', 60, p99=80, runs=8), plain)
+    assert at_least_as_good(cell('b', 80, p99=101, runs=10.1), plain)
+    assert not dominates(cell('b', 80, p99=99, runs=9.9), plain)
+
+
+def test_energy_takes_the_place_of_runs_where_it_is_known():
+    frugal = cell('a', 80, runs=30, energy_j=100.0)
+    assert dominates(frugal, cell('b', 80, runs=5, energy_j=200.0))
+
+
+def test_cell_without_any_action_is_the_oldest_of_all():
+    silent = cell('a', 80, p99=np.nan)
+    assert dominates(cell('b', 80, p99=1e6), silent)
+    assert front([silent, cell('b', 80)]) == [cell('b', 80)]
+
+
+def test_configuration_that_dominates_everywhere_is_named():
+    text = ' '.join(said(
+        cell('best', 90, 50, 5), cell('other', 80, 100, 10),
+        cell('best', 90, 50, 5, condition='8 ms'), cell('other', 91, 100, 10, condition='8 ms')))
+    assert 'expert: best dominates: in every condition it is at least as good as any' in text
+    assert 'No configuration dominates' not in text
+
+
+def test_where_none_dominates_the_trade_off_is_told():
+    cells = [cell('young', 90, 50, 30), cell('cheap', 90, 200, 5), cell('bad', 20, 300, 40),
+             cell('young', 90, 50, 5, condition='8 ms'), cell('cheap', 9, 60, 6, condition='8 ms')]
+    text = ' '.join(said(*cells))
+    assert 'No configuration dominates' in text
+    assert 'In 1 of 2 conditions one is: young at 8 ms.' in text
+    assert ('At 40 ms, 2 of 3 are dominated by none: young has the youngest actions (p99 50 ms, '
+            'runs a second 30, success 0.90 (0.83–0.94)), cheap the lowest') in text
+    assert [condition.name for condition in families(SweepResults(cells, {}, {}))[0].conditions
+            if dominating(condition)] == ['8 ms']
+
+
+@pytest.mark.parametrize(('other', 'sentence'), [
+    ((85, 85), 'In success no configuration is shown to be worse than another'),
+    ((30, 90), '1 of 2 configurations are in no condition shown to succeed less often than the '
+               'best: a.'),
+])
+def test_what_is_never_shown_to_be_worse_is_listed(other, sentence):
+    text = ' '.join(said(
+        cell('a', 90), cell('b', other[0]), cell('a', 90, condition='8 ms'),
+        cell('b', other[1], condition='8 ms')))
+    assert sentence in text
+
+
+def test_every_configuration_may_be_worse_somewhere():
+    text = ' '.join(said(
+        cell('a', 90), cell('b', 30), cell('a', 30, condition='8 ms'),
+        cell('b', 90, condition='8 ms')))
+    assert 'Every configuration is shown to succeed less often than the best one in at' in text
+    assert 'The choice matters in 2 of 2 conditions' in text
+
+
+def test_stakes_are_not_told_where_nothing_is_shown_to_differ():
+    assert 'The choice matters' not in ' '.join(said(cell('a', 90), cell('b', 85)))
+
+
+def test_mean_that_hides_a_tail_is_found_within_a_condition_only():
+    steady, spiky = cell('steady', 90, p99=60, mean=50), cell('spiky', 60, p99=120, mean=51)
+    family = families(SweepResults([steady, spiky], {}, {}))[0]
+    assert [(young.choice, old.choice) for _, young, old in hidden_tails(family)] == [
+        ('steady', 'spiky')]
+    text = ' '.join(said(steady, spiky))
+    assert 'A mean age hides a tail in 1 pair of' in text
+    assert 'In 1 of them success is shown to differ, in 1 of those to the loss of the one' in text
+    assert 'steady and spiky have means of 50 and 51 ms, p99 of 60 and 120 ms' in text
+    for changed in (replace(spiky, condition='8 ms'), cell('spiky', 60, p99=120, mean=60),
+                    cell('spiky', 60, p99=70, mean=51)):
+        assert 'here no mean hides a tail' in ' '.join(said(steady, changed))
+
+
+def test_rank_correlation_is_spearmans():
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 25, 90]) == pytest.approx(1.0)
+    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
+    # From the textbook formula with tied ranks 1.5, 1.5, 3, 4 against 1, 2, 3, 4.
+    assert rank_correlation([5, 5, 6, 7], [1, 2, 3, 4]) == pytest.approx(0.9487, abs=1e-4)
+
+
+def test_the_closer_guide_to_success_is_told():
+    cells = [cell(str(number), successes, p99=p99, mean=mean) for number, (successes, p99, mean)
+             in enumerate([(95, 10, 9), (80, 20, 5), (50, 30, 8), (20, 40, 7)])]
+    text = ' '.join(said(*cells))
+    assert 'a young p99 (-1.00); the p99 is the closer guide in 1 of 1' in text
+
+
+def test_causes_of_the_oldest_actions_are_told_from_all_ages():
+    one = replace(cell('a', 90), number=0)
+    ages = {(0, 'fresh'): (np.array([20.0, 30.0]), np.array([500, 488])),
+            (0, 'hold'): (np.array([25.0, 400.0]), np.array([1, 8])),
+            (0, 'queued'): (np.array([300.0]), np.array([2])),
+            (0, 'contact'): (np.array([20.0, 300.0]), np.array([3, 1]))}
+    text = ' '.join(said(one, ages=ages))
+    assert 'oldest hundredth of all actions, 300 ms and more, 80 % hold, 20 % queued.' in text
+    assert 'At the 4 contacts the action in force was 20 ms old in the median and 300 ms' in text
+
+
+def test_quantile_is_the_least_age_that_so_many_reach():
+    ages, counts = np.array([10.0, 20.0, 30.0]), np.array([50, 49, 1])
+    assert quantiles(ages, counts, (1, 50, 51, 99, 99.5, 100)) == [10, 10, 20, 20, 30, 30]
+    assert np.isnan(quantiles(ages[:0], counts[:0], (50,))).all()
+
+
+def test_energy_is_unavailable_unless_every_cell_knows_it():
+    known = cell('a', 90, energy_j=900.0, energy_j_per_success=10.0)
+    dear = cell('b', 50, energy_j=900.0, energy_j_per_success=18.0)
+    assert 'Energy per completed task: unavailable' in ' '.join(said(known, cell('b', 90)))
+    text = ' '.join(said(known, dear))
+    assert 'from 10 J (a at 40 ms, success 0.90 (0.83–0.94)) to 18 J (b at 40 ms' in text
+    nothing = cell('a', 0, energy_j=900.0)
+    assert 'none was completed' in ' '.join(said(nothing))
+
+
+def test_room_for_equal_values_is_small():
+    assert 0 < module.ROOM < module.SAME_MEAN < module.OTHER_P99
