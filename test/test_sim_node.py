@@ -6,12 +6,14 @@ from rclpy.qos import DurabilityPolicy, qos_profile_sensor_data, QoSProfile
 from ros_testing import ros_graph
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
+from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from vla_edge_ros.clock import ManualClock, NS_PER_MS, NS_PER_S
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.nodes.conversions import image_to_rgb8
 from vla_edge_ros.nodes.simulator import JOINT_NAMES, SimulatorNode
+from vla_edge_ros.sim.simulator import EpisodeParameters, Simulator
 
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
@@ -144,6 +146,68 @@ def test_episodes_begin_with_the_first_action_and_end_in_success_or_after_three_
     simulation.advance(1)
     assert (simulation.node.episodes, simulation.node.successes) == (2, 1)
     assert simulation.world.resets == 1
+
+
+def test_a_command_holds_from_the_moment_it_came(make_simulation):
+    simulation = make_simulation()
+    simulation.command((0.1, 0.2))
+    simulation.advance(1)
+    simulation.steady.advance_ns(10 * NS_PER_MS)
+    simulation.command((0.3, 0.4))
+    assert simulation.world.commands[-1] == ((0.1, 0.2), 10 * NS_PER_MS)
+    simulation.steady.advance_ns(5 * NS_PER_MS)
+    simulation.node.advance()
+    assert simulation.world.commands[-1] == ((0.3, 0.4), 5 * NS_PER_MS)
+
+
+def test_a_fresh_episode_stands_still_until_it_was_shown_and_the_policy_has_forgotten(
+        make_simulation):
+    simulation = make_simulation('fresh_episodes:=true', 'episodes:=2', 'seed:=7')
+    node, world = simulation.node, simulation.world
+    forgotten = []
+
+    def forget(_request, response):
+        forgotten.append(node.published)
+        return response
+
+    service = simulation.graph.peer.create_service(Trigger, 'reasoning_node/reset', forget)
+    assert simulation.graph.spin_until(node._reset.service_is_ready)
+    simulation.command((0.1, 0.2))
+    assert world.resets == 2 and node._command is None
+    simulation.advance()  # shown
+    shown, stepped = node.published, len(world.commands)
+    simulation.command((0.5, 0.5))
+    assert node._command is None or forgotten
+    assert simulation.graph.spin_until(lambda: forgotten and node._resetting.done())
+    assert forgotten == [shown] and len(world.commands) == stepped
+    simulation.advance(31)
+    assert (node.episodes, world.resets) == (1, 3) and node.running
+    assert simulation.graph.spin_until(lambda: simulation.advance() or node.episodes == 2)
+    assert not node.running and world.resets == 3
+    simulation.graph.peer.destroy_service(service)
+
+
+def test_without_a_reasoning_node_a_fresh_episode_begins_once_it_was_shown(make_simulation):
+    simulation = make_simulation('fresh_episodes:=true')
+    simulation.command((0.1, 0.2))
+    simulation.advance()
+    before = len(simulation.world.commands)
+    simulation.advance()
+    assert len(simulation.world.commands) == before + 1
+
+
+def test_fresh_episodes_are_those_of_virtual_time(make_simulation):
+    node = make_simulation('fresh_episodes:=true', 'seed:=5').node
+    worlds = []
+    node._world.reset = lambda rng: worlds.append(rng.random(40))  # as much as a world draws
+    virtual = Simulator(EpisodeParameters(control='oracle'))
+    for index in range(4):
+        node.episodes = index
+        node._next_episode(fresh=True)
+        rng = np.random.default_rng([5, index])
+        assert worlds[-1].tolist() == rng.random(40).tolist()
+        task = virtual._make_task(rng)
+        assert (node._task.instruction, node._task.target) == (task.instruction, task.target)
 
 
 def test_the_camera_stops_after_the_run_and_the_counts_stay_readable(make_simulation):

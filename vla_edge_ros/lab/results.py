@@ -46,6 +46,7 @@ def measure(names: list[str]) -> None:
         'demo': lambda path: _demo(vla_edge, path),
         'sim': lambda path: _sim(vla_edge, path),
         'schedules': lambda path: _schedules(vla_edge, path),
+        'honesty': lambda path: _call([*lab, 'vla_edge_ros.lab.honesty', '--json', path]),
         'telemetry': lambda path: _call(
             [*lab, 'vla_edge_ros.lab.bench_telemetry', '--json', path]),
         'chunk': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_chunk', '--json', path]),

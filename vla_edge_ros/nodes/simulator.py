@@ -12,6 +12,7 @@ from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
+from std_srvs.srv import Trigger
 
 from vla_edge_ros.clock import MonotonicClock, NS_PER_MS, NS_PER_S
 from vla_edge_ros.errors import ConfigError, VlaEdgeError
@@ -32,6 +33,7 @@ from vla_edge_ros.sim.world import object_index, World
 CAMERA_HZ = 60
 FRAMES_PER_TICK = 2
 """The task counts at 30 Hz."""
+REASONING = 'reasoning_node'
 JOINT_NAMES = ('gantry_x', 'gantry_y')
 """As in the embedded policy's checkpoint."""
 MAX_LOGGED_STATES = 3600 * 30
@@ -78,6 +80,14 @@ class SimulatorParameters:
         0.0, 'The camera stops this long after the first action, 0 for never.', unit='s',
         range=(0.0, 1e6), read_only=True,
     )
+    episodes: int = parameter(
+        0, 'The camera stops after that many episodes, 0 for never.', range=(0, 1_000_000),
+        read_only=True,
+    )
+    fresh_episodes: bool = parameter(
+        False, 'Every episode begins in a world of its own, that of vla-edge sim for the same '
+        'seed and number, and with ~/reset of the reasoning node.', read_only=True,
+    )
     state_log_path: str = parameter(
         '', 'File (.npz) for the world states at 30 Hz, for films; empty for none.',
         read_only=True,
@@ -97,7 +107,9 @@ class SimulatorNode(Node):
     Publish camera, joint states and instructions; obey the action topic; judge the episodes.
 
     The world never restarts: an episode is an instruction, and it ends with success or after
-    3 s. The first one starts with the first action, so that nobody is judged for compiling.
+    3 s. The first one starts with the first action, so that nobody is judged for compiling. With
+    ``fresh_episodes`` each has a world of its own, which stands still until it was shown once and
+    the reasoning node has answered that it forgets the one before.
 
     Parameters
     ----------
@@ -135,6 +147,7 @@ class SimulatorNode(Node):
         self._command, self._command_ns = None, 0
         self._first_action_ns: int | None = None
         self._stepped_ns = self._steady.now_ns()
+        self._unshown, self._resetting = False, None
 
         compressed = parameters.camera == 'compressed'
         topic = self.resolve_topic_name('camera/image_raw')
@@ -147,8 +160,9 @@ class SimulatorNode(Node):
         self.create_subscription(
             ACTION_TYPES[parameters.action_type], 'action', self._on_action, 1
         )
+        self._reset = self.create_client(Trigger, f'{REASONING}/reset')
         self._log = self._open_log(parameters.state_log_path)
-        self._next_episode()
+        self._next_episode(fresh=False)
         steady_ros = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = self.create_timer(1.0 / CAMERA_HZ, self.advance, clock=steady_ros)
         DiagnosticsTimer(self, self._report)
@@ -156,7 +170,10 @@ class SimulatorNode(Node):
     @property
     def running(self) -> bool:
         """Tell whether the camera sends images."""
-        run_ns = self.parameters[SimulatorParameters].run_seconds * NS_PER_S
+        parameters = self.parameters[SimulatorParameters]
+        if parameters.episodes and self.episodes >= parameters.episodes:
+            return False
+        run_ns = parameters.run_seconds * NS_PER_S
         started_ns = self._first_action_ns
         if not run_ns or started_ns is None:
             return True
@@ -167,9 +184,7 @@ class SimulatorNode(Node):
         if not self.running:
             self._timer.cancel()
             return
-        now_ns = self._steady.now_ns()
-        self._world.step(self._velocity(now_ns), min(now_ns - self._stepped_ns, MAX_STEP_NS))
-        self._stepped_ns = now_ns
+        self._move_to(self._steady.now_ns())
         awaited = self.parameters[SimulatorParameters].wait_for_subscribers
         if not self.published and self._camera.get_subscription_count() < awaited:
             return
@@ -177,7 +192,11 @@ class SimulatorNode(Node):
         self._send_camera(stamp_ns)
         self._send_joints(stamp_ns)
         self.published += 1
-        if self.published % FRAMES_PER_TICK == 0:
+        if self._unshown:
+            self._unshown = False
+            if self._reset.service_is_ready():
+                self._resetting = self._reset.call_async(Trigger.Request())
+        elif self.published % FRAMES_PER_TICK == 0:
             self._judge(stamp_ns)
 
     def close(self) -> None:
@@ -185,6 +204,19 @@ class SimulatorNode(Node):
         self._world.close()
         if self._log is not None:
             self._log.save(self.parameters[SimulatorParameters].state_log_path)
+
+    def _move_to(self, now_ns: int) -> None:
+        """Let the world go on under the command in force; one that is new stands still."""
+        if self._resetting is not None and self._resetting.done():
+            self._resetting = self._command = None
+        elif not self._restarting:
+            elapsed_ns = min(now_ns - self._stepped_ns, MAX_STEP_NS)
+            self._world.step(self._velocity(now_ns), elapsed_ns)
+        self._stepped_ns = now_ns
+
+    @property
+    def _restarting(self) -> bool:
+        return self._unshown or self._resetting is not None
 
     def _velocity(self, now_ns: int) -> list[float]:
         """Return the commanded velocity due at ``now_ns``, m/s."""
@@ -200,9 +232,16 @@ class SimulatorNode(Node):
         except VlaEdgeError as error:
             self.get_logger().warning(f'action rejected: {error}', throttle_duration_sec=5.0)
             return
-        self._command, self._command_ns = message, self._steady.now_ns()
+        now_ns = self._steady.now_ns()
+        # What was commanded before holds until this moment, not until the next picture.
+        self._move_to(now_ns)
+        if self._restarting:
+            return
+        self._command, self._command_ns = message, now_ns
         if self._first_action_ns is None:
             self._first_action_ns = self._command_ns
+            if self.parameters[SimulatorParameters].fresh_episodes:
+                self._next_episode(fresh=True)
 
     def _send_camera(self, stamp_ns: int) -> None:
         image = self._world.render()
@@ -227,18 +266,32 @@ class SimulatorNode(Node):
     def _judge(self, stamp_ns: int) -> None:
         if self._log is not None and len(self._log) < MAX_LOGGED_STATES:
             self._log.append(stamp_ns, self._world.get_state(), self._task.instruction)
-        if self._first_action_ns is None:
+        if self._first_action_ns is None or self._restarting:
             return
         self._task.update(self._world)
         if self._task.done:
+            fresh = self.parameters[SimulatorParameters].fresh_episodes
+            if fresh:
+                outcome = 'succeeded' if self._task.succeeded else 'failed'
+                self.get_logger().info(
+                    f'episode {self.episodes} {outcome} after {self._task.ticks} ticks')
             self.episodes += 1
             self.successes += self._task.succeeded
-            self._next_episode()
+            if self.running:
+                self._next_episode(fresh)
 
-    def _next_episode(self) -> None:
+    def _next_episode(self, fresh: bool) -> None:
         parameters = self.parameters[SimulatorParameters]
-        colour = parameters.colour() or str(self._rng.choice(list(COLOURS)))
-        text = parameters.instruction or sample_instruction(self._rng, colour)
+        rng, colours = self._rng, list(COLOURS)
+        if fresh:  # drawn in the order of the virtual-time simulator
+            rng = np.random.default_rng([parameters.seed, self.episodes])
+            self._world.reset(rng)
+            self._unshown, self._command = True, None
+            drawn = colours[int(rng.integers(len(colours)))]
+        else:
+            drawn = str(rng.choice(colours))
+        colour = parameters.colour() or drawn
+        text = parameters.instruction or sample_instruction(rng, colour)
         self._task = TrackTask(text, object_index(colour))
         self._instruction.publish(String(data=text))
 
