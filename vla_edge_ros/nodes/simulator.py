@@ -210,17 +210,18 @@ class SimulatorNode(Node):
         if self._resetting is not None and self._resetting.done():
             self._resetting = self._command = None
         elif not self._restarting:
+            # The point of the trajectory that was due when this span began, for all of it.
             elapsed_ns = min(now_ns - self._stepped_ns, MAX_STEP_NS)
-            self._world.step(self._velocity(now_ns), elapsed_ns)
+            self._world.step(self._velocity(self._stepped_ns), elapsed_ns)
         self._stepped_ns = now_ns
 
     @property
     def _restarting(self) -> bool:
         return self._unshown or self._resetting is not None
 
-    def _velocity(self, now_ns: int) -> list[float]:
-        """Return the commanded velocity due at ``now_ns``, m/s."""
-        elapsed_ns = now_ns - self._command_ns
+    def _velocity(self, time_ns: int) -> list[float]:
+        """Return the commanded velocity due at ``time_ns``, m/s."""
+        elapsed_ns = time_ns - self._command_ns
         timeout_ns = self.parameters[SimulatorParameters].command_timeout_ms * NS_PER_MS
         if self._command is None or elapsed_ns > timeout_ns:
             return [0.0, 0.0]
