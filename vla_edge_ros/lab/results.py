@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 
+from vla_edge_ros.lab.evidence_tables import energy_table, honesty_table, write_power_models
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.runtime.action_queue import PLANNED_CAUSES
@@ -234,10 +235,20 @@ def engine_tables() -> list[str]:
     return lines
 
 
+def evidence() -> list[str]:
+    """Return the tables of what has a record already."""
+    lines = []
+    for name, table in (('honesty', honesty_table), ('energy', energy_table)):
+        if (RECORDS / f'{name}.json').exists():
+            record = load(name)
+            lines += [*table(record, _source(record['environment'])), '']
+    return lines
+
+
 def results_section() -> str:
     """Return the generated part of the README."""
-    return '\n'.join(
-        [*demo_table(), '', *sim_table(), '', *schedule_table(), '', *engine_tables()])
+    return '\n'.join([
+        *demo_table(), '', *sim_table(), '', *schedule_table(), '', *evidence(), *engine_tables()])
 
 
 def renew(text: str) -> str:
@@ -298,6 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
         readme = ROOT / 'README.md'
         readme.write_text(renew(readme.read_text(encoding='utf-8')), encoding='utf-8')
         CARD.write_text(card(), encoding='utf-8')
+        if (RECORDS / 'energy.json').exists():
+            write_power_models(load('energy'))
     return 0
 
 

@@ -1,0 +1,126 @@
+"""Tables of what was measured for real: virtual against real time, and the GPU's energy."""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+
+from vla_edge_ros.lab.bench_energy import STEADY
+from vla_edge_ros.telemetry.power_model import MODELS
+
+DEVICE = 'h200'
+"""Whose power model is taken from a record of ``vla-edge bench engine --energy``."""
+RECORDED_ON = 'NVIDIA H200'
+
+
+def honesty_table(record: Mapping[str, Any], source: str) -> list[str]:
+    """
+    Return what real and virtual time came to for the same episodes.
+
+    Parameters
+    ----------
+    record : mapping
+        Of ``lab.honesty``.
+    source : str
+        Machine and commit.
+
+    """
+    schedules = record['schedules']
+    limits = schedules[0]['tolerances']
+    lines = [
+        '**Virtual against real time**: the same '
+        f'{schedules[0]["live"]["episodes"]} episodes of each schedule through DDS, in '
+        f'{record["starts"]} starts of the nodes, and in virtual time, which is told what was '
+        'recorded live: the cost of the runs, the phase of the camera, the transport of the '
+        f'pictures ({source}). The cubes move so fast that some episodes fail. Tolerances, stated '
+        f'before: success {limits["success_rate"]:g}, ages {limits["distance"]:g} ms between the '
+        f'distributions and {limits["p95"]:g} ms at the 95th percentile; '
+        '`vla_edge_ros/lab/honesty.py` says why.',
+        '', '| schedule, speed of the cubes | | success | age p50 / p95 / p99 | distance of the '
+        'ages | same outcome | agrees |', '|---|---|---|---|---|---|---|',
+    ]  # fmt: skip
+    for found in schedules:
+        for side in ('live', 'virtual'):
+            told, first = found[side], side == 'live'
+            low, high = told['success_interval']
+            ages = ' / '.join(
+                f'{told["observation_age_ms"][point]:.1f}' for point in ('p50', 'p95', 'p99'))
+            what = f'{found["schedule"]}, {found["object_speed"]:g} m/s' if first else ''
+            end = ('', '', '') if first else (
+                f'{found["virtual_less_live"]["distance"]:.2f} ms',
+                f'{100 * found["same_outcome"]:.0f} %', 'yes' if found['agree'] else '**no**')
+            lines.append(
+                f'| {what} | {side} | {told["success_rate"]:.3f} ({low:.2f}–{high:.2f}) | '
+                f'{ages} ms | {" | ".join(end)} |')
+    return lines
+
+
+def energy_table(record: Mapping[str, Any], source: str) -> list[str]:
+    """
+    Return what a chunk and a completed task cost in joules.
+
+    Parameters
+    ----------
+    record : mapping
+        Of ``vla-edge bench engine --energy``.
+    source : str
+        Machine and commit.
+
+    """
+    lines = [
+        f'**Energy**: {record["device"]}, {record["shape"]} shape behind '
+        f'{record["kv_slots"]} slots, by its own counter ({source}). Alone means back to back for '
+        'seconds, so that the counter, which moves only every '
+        f'{record["idle"]["counter_period_ms"]:.0f} ms, tells it.',
+        '', '| | power | energy |', '|---|---|---|',
+    ]  # fmt: skip
+    for name in STEADY:
+        found = record[name]
+        each = '' if name == 'idle' else f'{found["joules_per_run"]:.2f} J a run'
+        lines.append(f'| {name}{"" if name == "idle" else ", alone"} | {found["watts"]:.0f} W | '
+                     f'{each} |')  # fmt: skip
+    for name, title in (('loop', 'the loop at 30 Hz'), ('tasks', 'tasks at 30 Hz')):
+        found = record[name]
+        if isinstance(found, str):
+            lines.append(f'| {title} | | {found} |')
+            continue
+        alone = found['by_steady_power']
+        share = (f'{100 * alone["rest_share"]:.0f} % between the runs, at '
+                 f'{alone["rest_watts"]:.0f} W')  # fmt: skip
+        each = (f'{found["joules_per_chunk"]:.2f} J a chunk' if name == 'loop'
+                else f'{found["joules_per_completed_task"]:.0f} J a completed task')  # fmt: skip
+        lines.append(f'| {title} | {found["watts"]:.0f} W | {each}, {share} |')
+    sums = [record[name] for name in (*STEADY, 'tasks') if isinstance(record[name], dict)]
+    if isinstance(record['loop'], dict):
+        sums.append(record['loop']['whole'])
+    off = max(abs(part['parts_over_counter'] - 1) for part in sums)
+    return [
+        *lines, '', f'The parts add up to the counter within {100 * off:.1f} % in each of the '
+        f'{len(sums)} measurements. Tasks: the expert acts, the engine runs beside it.',
+    ]
+
+
+def renew_power_models(record: Mapping[str, Any], text: str) -> str:
+    """
+    Return ``power.yaml`` with the powers of ``DEVICE`` as recorded, else as it is.
+
+    Idle is what the GPU draws between the runs of a loop at 30 Hz, for its clocks stay up there.
+    """
+    loop = record['loop']
+    if record['device'] != RECORDED_ON or not isinstance(loop, dict):
+        return text
+    commit = record['environment']['commit'][:10]
+    powers = {'idle_w': loop['by_steady_power']['rest_watts'],
+              'prefill_w': record['prefill']['watts'], 'decode_w': record['decode']['watts']}
+    block = [f'{DEVICE}:', *(f'  {name}: {watts:.1f}' for name, watts in powers.items()),
+             f'  basis: {{{", ".join(f"{name}: measured" for name in powers)}}}',
+             '  source: >-',
+             f'    vla-edge bench engine --energy on an {RECORDED_ON}, {record["shape"]} shape,',
+             f'    commit {commit}; idle is between the runs of a loop at 30 Hz, without any',
+             f'    it was {record["idle"]["watts"]:.1f} W', '']  # fmt: skip
+    return re.sub(rf'^{DEVICE}:\n(?:  .*\n)+', lambda _: '\n'.join(block), text, flags=re.M)
+
+
+def write_power_models(record: Mapping[str, Any]) -> None:
+    """Renew the file of the models."""
+    text = MODELS.read_text(encoding='utf-8')
+    MODELS.write_text(renew_power_models(record, text), encoding='utf-8')
