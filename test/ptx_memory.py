@@ -144,6 +144,13 @@ class Accesses:
         np.add.at(memory.view(dtype), offset // size, value)
         self._changed(g, memory, offset, size)
 
+    def fetch_add(self, g, where, dtype, value) -> np.ndarray:
+        """Add the same in every thread, as ``add`` does; return what each found there."""
+        before = self.load(g, 'global', where, dtype, 1)[0]
+        earlier = np.array([np.count_nonzero(where[:i] == at) for i, at in enumerate(where)])
+        self.add(g, where, dtype, value)
+        return (before + earlier * value).astype(dtype)
+
     def prefetch(self, g, where) -> None:
         """Check that what is asked for is there."""
         self.place(g, 'global', where, 1)

@@ -195,6 +195,11 @@ class Kernel(Source):
     def _control(self, item: Instruction, index: int) -> str:
         """Return Python for what orders threads or copies without them."""
         op, name, operands = item.op, item.name, item.operands
+        if op[0] == 'atom' and 'add' in op:
+            value = (f'm.fetch_add(g, {self._address(operands[1], item.scope, "global")}, '
+                     f'np.{DTYPES[op[-1]].__name__}, '
+                     f'{self._get(operands[2], op[-1], item.scope)})')  # fmt: skip
+            return self._put(operands[0], value, op[-1], item.scope)
 
         def at(number, space='shared'):
             return self._address(operands[number], item.scope, space)

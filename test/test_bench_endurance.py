@@ -146,16 +146,16 @@ def test_an_engine_on_the_processor_holds_for_some_rounds():
 def test_an_engine_that_forgets_to_write_a_key_is_found_out():
     engine = make_engine(cpu)
     chunks = EngineChunks(engine, TINY, LENGTH)
-    forward = engine.forward
+    fill = engine.fill
 
     def forgetful(embeddings, context, new):
         # From the third round on, the frame before this one stays in the slots.
         if len(calls) < 9:
-            forward(embeddings, context, new)
+            fill(embeddings, context, new)
         calls.append(1)
 
     calls = []
-    engine.forward = forgetful
+    engine.fill = forgetful
     record = endure(chunks, 8, Memory(), warm_up=chunks.cycle)
     assert not record['passed'] and record['differing_chunks'] > 0
     assert record['first_differing_chunk'] == 5

@@ -12,6 +12,7 @@ from vla_edge_ros.errors import BackendUnavailable, ConfigError, WeightsError
 from vla_edge_ros.kernels import load_backend
 from vla_edge_ros.kernels.bfloat16 import to_bfloat16, to_float32
 from vla_edge_ros.kernels.cuda import available, compiler, driver, layout
+from vla_edge_ros.kernels.cuda.constants import HELD_STEPS, PREFILL_SCRATCH, STAGE_BYTES
 from vla_edge_ros.kernels.cuda.upload import upload
 from vla_edge_ros.kernels.memory_plan import total_bytes
 from vla_edge_ros.lab import kernel_table
@@ -194,6 +195,17 @@ def test_a_stream_is_refused_where_its_rows_do_not_fit_shared_memory():
     assert not layout.can_stream(replace(QWEN_1_5B, num_key_value_heads=1), 132)
 
 
+def test_the_mlp_of_a_prefill_is_streamed_where_a_block_holds_what_it_multiplies_by():
+    room = PREFILL_SCRATCH + 12 * STAGE_BYTES
+    for config in (QWEN_0_5B, QWEN_1_5B):
+        chunks, stages = layout.prefill_stream_parts(config, 132, room)
+        # No block has more steps at a time than its eight warps hold.
+        assert -(-config.intermediate_size // 32 // chunks) <= 8 * HELD_STEPS and stages == 12
+    assert layout.prefill_stream_parts(QWEN_3B, 132, room) is None
+    assert layout.prefill_stream_parts(QWEN_1_5B, 132, room - 9.5 * STAGE_BYTES) is None
+    assert layout.prefill_stream_parts(QWEN_1_5B, 1, room) is None
+
+
 @pytest.mark.parametrize(('capability', 'config'), [((7, 5), TINY), ((9, 0), QWEN_0_5B)])
 def test_the_compiler_makes_every_kernel_without_a_gpu(capability, config):
     pytest.importorskip('numba_cuda', reason='no CUDA compiler; make kernels installs it')
@@ -205,12 +217,15 @@ def test_the_compiler_makes_every_kernel_without_a_gpu(capability, config):
         *(('compiling kernel', number, kernels) for number in range(1, kernels + 1)),
         ('linking the kernels', 1, 1)]
     assert program.cubin[:4] == b'\x7fELF'
-    streams = {'decode_stream'} if capability >= (9, 0) else set()
-    assert set(program.entries) == set(program.resources) >= compiler.HOT - {'decode_stream'}
-    assert set(program.entries) & {'decode_stream'} == streams
+    streams = set(compiler.STREAMS)
+    assert set(program.entries) == set(program.resources) >= compiler.HOT - streams
+    assert set(program.entries) & streams == (streams if capability >= (9, 0) else set())
     assert not kernel_table.spilling(program)
     # Two blocks of eight warps have to fit a processor's 65,536 registers.
     assert program.resources['decode_mlp'].registers <= 128
+    # Of nine warps three share one quarter of them.
+    assert all(program.resources[name].registers <= 168
+               for name in streams & set(program.resources))
 
 
 def test_an_unknown_processor_is_refused_by_name():

@@ -126,6 +126,10 @@ class Engine:
                 layer_outputs[layer] = residual
         return self._norm('model.norm', residual)
 
+    def fill(self, embeddings, context_slots, write_slots):
+        """Run the new tokens for their keys and values alone."""
+        self.forward(embeddings, context_slots, write_slots)
+
     def logits(self, hidden, first_row, num_rows):
         """Return the logits of a row range."""
         tied = self._config.tie_word_embeddings

@@ -6,6 +6,7 @@ A cycle has several chunks, so that whatever one leaves behind would change the 
 
 import numpy as np
 
+from vla_edge_ros.kernels.device_array import DeviceArray
 from vla_edge_ros.lab.roofline import DECODE_TOKENS, PREFILL_TOKENS
 
 ENGINE_CYCLE = 4
@@ -40,21 +41,24 @@ class EngineChunks:
         context, self._new, self._scratch = np.split(slots, [length, length + PREFILL_TOKENS])
         rng = np.random.default_rng(1)
         shape = (self.cycle, PREFILL_TOKENS, config.hidden_size)
-        self._frames = rng.standard_normal(shape, dtype=np.float32)
+        frames = rng.standard_normal(shape, dtype=np.float32)
+        self._frames = [_where_the_encoder_leaves(frame, engine) for frame in frames]
         for start in range(0, length, PREFILL_TOKENS):
             frame = rng.standard_normal(shape[1:], dtype=np.float32)
             new = context[start : start + PREFILL_TOKENS]
-            engine.forward(frame[: len(new)], context[:start], new)
+            engine.fill(frame[: len(new)], context[:start], new)
         first, behind = np.split(context, [min(PREFILL_TOKENS, length)])
         self._contexts = [
             np.concatenate([first, np.roll(behind, -index * PREFILL_TOKENS)])
             for index in range(self.cycle)]
         self._seen = [np.concatenate([context, self._new]) for context in self._contexts]
+        for index in range(self.cycle):  # what is recorded at the first use, is
+            self.prefill(index)
 
     def prefill(self, index: int) -> None:
         """Take in the frame of a chunk."""
         index %= self.cycle
-        self._engine.forward(self._frames[index], self._contexts[index], self._new)
+        self._engine.fill(self._frames[index], self._contexts[index], self._new)
 
     def decode(self, index: int) -> np.ndarray:
         """Return the tokens of a chunk, chosen from the whole vocabulary."""
@@ -66,6 +70,17 @@ class EngineChunks:
         """Return the tokens of a chunk after its prefill."""
         self.prefill(index)
         return self.decode(index)
+
+
+def _where_the_encoder_leaves(frame: np.ndarray, engine):
+    """Return the tokens of a frame as a policy on this engine has them: in its own memory."""
+    device = getattr(engine, 'device', None)
+    if device is None:
+        return frame
+    address = device.allocate(frame.nbytes)
+    device.copy_in(address, frame)
+    device.wait()
+    return DeviceArray(address, frame.shape, np.float32)
 
 
 class PolicyChunks:

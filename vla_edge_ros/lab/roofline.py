@@ -21,6 +21,7 @@ STAGES = {
     ('prefill_norm', 1): ('prefill', 'norm before mlp'),
     ('prefill_mlp', 0): ('prefill', 'mlp'),
     ('prefill_partial', 1): ('prefill', 'down'),
+    ('prefill_stream', 0): ('prefill', 'mlp and down (one kernel)'),
     ('decode_stream', 0): ('decode', 'decode (one kernel)'),
     ('embed', 0): ('decode', 'embed'),
     ('decode_qkv', 0): ('decode', 'qkv'),
@@ -49,14 +50,19 @@ class Work(NamedTuple):
 
 
 def floor_bytes(config, length: int) -> int:
-    """Return the bytes that one chunk behind ``length`` slots has to read at least."""
+    """
+    Return the bytes that one chunk behind ``length`` slots has to read at least.
+
+    A prefill needs of its last layer no more than keys and values.
+    """
     hidden, inner = config.hidden_size, config.intermediate_size
     layer = hidden * (config.qkv_size + config.query_size + 3 * inner)
     layers = 2 * config.num_hidden_layers * layer
     head = 2 * config.vocab_size * hidden
     cache = 2 * 2 * config.num_hidden_layers * config.key_value_size
     passes = 1 + DECODE_TOKENS
-    return passes * (layers + cache * length) + DECODE_TOKENS * head
+    unneeded = 2 * hidden * (config.query_size + 3 * inner)
+    return passes * (layers + cache * length) + DECODE_TOKENS * head - unneeded
 
 
 def work_of(config, kernel: str, turn: int, length: int) -> Work | None:
@@ -87,6 +93,7 @@ def work_of(config, kernel: str, turn: int, length: int) -> Work | None:
         ('prefill_partial', 0): layer[2], ('decode_output', 0): layer[2],
         ('prefill_mlp', 0): layer[3], ('decode_mlp', 0): layer[3],
         ('prefill_partial', 1): layer[4], ('decode_down', 0): layer[4],
+        ('prefill_stream', 0): layer[3] + layer[4],
         ('decode_head', 0): vocabulary,
         ('embed', 0): Work(6 * hidden, 0),
     }.get((kernel, turn))  # fmt: skip

@@ -163,17 +163,18 @@ class Transformer:
             Sizes do not agree, or the slots of both lists together are not distinct slots.
 
         """
-        size = self.config.hidden_size
-        if not isinstance(embeddings, DeviceArray):
-            check_array('embeddings', embeddings, (None, size), np.float32, np.float64)
-        tokens = len(embeddings)
-        if not 1 <= tokens <= self.max_tokens:
-            raise ShapeError('embeddings', f'must be 1..{self.max_tokens} tokens', tokens)
-        self._check_slots(write_slots, context_slots, tokens)
+        tokens = self._check_new(embeddings, write_slots, context_slots)
         if layer_outputs is not None:
-            shape = (self.config.num_hidden_layers, tokens, size)
+            shape = (self.config.num_hidden_layers, tokens, self.config.hidden_size)
             check_array('layer_outputs', layer_outputs, shape, np.float32, np.float64)
         return self._engine.forward(embeddings, context_slots, write_slots, layer_outputs)
+
+    def fill(
+        self, embeddings: np.ndarray, write_slots: np.ndarray, context_slots: np.ndarray
+    ) -> None:
+        """Keep the keys and values of new tokens, as :meth:`prefill` does, and return nothing."""
+        self._check_new(embeddings, write_slots, context_slots)
+        self._engine.fill(embeddings, context_slots, write_slots)
 
     def decode(self, token_id: int, write_slot: int, context_slots: np.ndarray) -> np.ndarray:
         """Run one token, see :meth:`prefill`; returns its hidden state float32 [hidden]."""
@@ -239,6 +240,16 @@ class Transformer:
         return self._engine.decode_greedy(
             int(first_token), num_tokens, context_slots, write_slots, first_row, num_rows
         )
+
+    def _check_new(self, embeddings, write_slots, context_slots):
+        size = self.config.hidden_size
+        if not isinstance(embeddings, DeviceArray):
+            check_array('embeddings', embeddings, (None, size), np.float32, np.float64)
+        tokens = len(embeddings)
+        if not 1 <= tokens <= self.max_tokens:
+            raise ShapeError('embeddings', f'must be 1..{self.max_tokens} tokens', tokens)
+        self._check_slots(write_slots, context_slots, tokens)
+        return tokens
 
     def _check_rows(self, first_row, num_rows):
         vocab_size = self.config.vocab_size

@@ -188,7 +188,7 @@ class Policy:
         ids = self.tokenize(text)
         slots = np.arange(len(ids), dtype=np.int32)
         self.cache.set_prompt(len(ids))
-        self.transformer.prefill(self.transformer.embed(ids), slots, slots[:0])
+        self.transformer.fill(self.transformer.embed(ids), slots, slots[:0])
         self.instruction = text
 
     def check_instruction(self, text: str) -> None:
@@ -272,7 +272,7 @@ class Policy:
             self.cache.reset()
         self._newest_stamp_ns = stamp_ns
         insertion = self.cache.insert(embedding, stamp_ns)
-        self.transformer.prefill(tokens, insertion.slots, insertion.context_slots)
+        self.transformer.fill(tokens, insertion.slots, insertion.context_slots)
         times.append(time.perf_counter_ns())
         stages = (Stage.PREPROCESS, Stage.VISION, Stage.PREFILL)
         spent = {stage: times[i + 1] - times[i] for i, stage in enumerate(stages)}

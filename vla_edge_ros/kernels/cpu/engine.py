@@ -37,25 +37,29 @@ def _norm_rows(x, weight, eps, rows, out):
 
 
 @compiled
-def _forward(weights, buffers, rows, first, layer_outputs):
+def _forward(weights, buffers, rows, first, layer_outputs, only_fill):
     """
     Take ``rows`` tokens in ``residual`` at ranks ``first``... through all layers.
 
     ``order`` holds the slots of the context, then those of the new tokens. Writes ``hidden``,
-    and each layer's residual to ``layer_outputs [layers or 0, rows, hidden]``.
+    and each layer's residual to ``layer_outputs [layers or 0, rows, hidden]``; with ``only_fill``
+    neither, but keys and values alone.
     """
     b = buffers
+    layers = b.keys.shape[0]
     hidden, inner = b.normed.shape[1], b.inner.shape[1]
     residual, width = b.residual.reshape(b.residual.size), b.residual.shape[1]
     normed, qkv, gate_up = b.normed, b.qkv, b.gate_up
     rotate_context(b, first)
-    for layer in range(b.keys.shape[0]):
+    for layer in range(layers):
         _norm_rows(b.residual, weights.attention_norm[layer], weights.eps, rows, normed)
         multiply(
             normed.reshape(normed.size), hidden, rows, weights.qkv[layer],
             weights.qkv_bias[layer], _NONE, qkv.reshape(qkv.size), qkv.shape[1],
         )  # fmt: skip
         store_heads(b, layer, rows, first)
+        if only_fill and layer == layers - 1:
+            break
         attend(b, layer, rows, first)
         multiply(
             b.mixed.reshape(b.mixed.size), b.mixed.shape[1], rows, weights.output[layer],
@@ -77,7 +81,8 @@ def _forward(weights, buffers, rows, first, layer_outputs):
                 for i in range(hidden):
                     layer_outputs[layer, row, i] = b.residual[row, i]
     hold(b, first, first + rows)
-    _norm_rows(b.residual, weights.final_norm, weights.eps, rows, b.hidden)
+    if not only_fill:
+        _norm_rows(b.residual, weights.final_norm, weights.eps, rows, b.hidden)
 
 
 @compiled
@@ -96,7 +101,7 @@ def _decode_greedy(weights, buffers, token, first, first_row, num_rows, no_layer
     """Feed ``token`` at rank ``first``, the best row after it at the next rank, and so on."""
     for step in range(tokens.size):
         _embed(weights.embedding, token, buffers.residual[0])
-        _forward(weights, buffers, _ONE, first + step, no_layers)
+        _forward(weights, buffers, _ONE, first + step, no_layers, False)
         _logits(weights, buffers, buffers.hidden[0], first_row, num_rows)
         token = first_row
         for row in range(first_row + 1, first_row + num_rows):
@@ -157,13 +162,20 @@ class Engine:
         Returns the final-normed hidden states float32 [n, hidden]; the residual after each
         layer goes to ``layer_outputs`` float32 [layers, n, hidden] when given.
         """
+        layers = self._no_layers if layer_outputs is None else layer_outputs
+        self._take(embeddings, context_slots, write_slots, layers, False)
+        return self.buffers.hidden[: len(embeddings)].copy()
+
+    def fill(self, embeddings, context_slots, write_slots) -> None:
+        """Do what ``forward`` does for the keys and values of new tokens, and no more."""
+        self._take(embeddings, context_slots, write_slots, self._no_layers, True)
+
+    def _take(self, embeddings, context_slots, write_slots, layer_outputs, only_fill) -> None:
         rows, first = len(embeddings), len(context_slots)
         self.buffers.order[:first] = context_slots
         self.buffers.order[first : first + rows] = write_slots
         self.buffers.residual[:rows, : self._hidden_size] = embeddings
-        layers = self._no_layers if layer_outputs is None else layer_outputs
-        _forward(self.weights, self.buffers, rows, first, layers)
-        return self.buffers.hidden[:rows].copy()
+        _forward(self.weights, self.buffers, rows, first, layer_outputs, only_fill)
 
     def logits(self, hidden: np.ndarray, first_row: int, num_rows: int) -> np.ndarray:
         """Return the logits float32 [num_rows] of one hidden state float32 [hidden]."""

@@ -19,9 +19,11 @@ from typing import NamedTuple
 from vla_edge_ros.errors import BackendUnavailable
 from vla_edge_ros.progress import no_progress, Progress
 
+STREAMS = ('prefill_stream', 'decode_stream')
+"""Kernels that only processors with bulk copies have; nine warps, one of which copies."""
 HOT = frozenset({
     'decode_qkv', 'decode_attention', 'decode_output', 'decode_mlp', 'decode_down', 'decode_head',
-    'prefill_qkv', 'prefill_attention', 'prefill_mlp', 'prefill_partial', 'decode_stream',
+    'prefill_qkv', 'prefill_attention', 'prefill_mlp', 'prefill_partial', *STREAMS,
     'vision_resize', 'vision_encode', 'vision_pool',
 })  # fmt: skip
 _COMPILERS = (

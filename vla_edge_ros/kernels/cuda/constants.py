@@ -21,6 +21,8 @@ TOKENS = 32
 TOKEN_TILES = TOKENS // 8
 SUM_PADDING = 8
 """Numbers between two rows of sums in shared memory, so that lanes meet no bank twice."""
+TOKENS_BYTES = TOKEN_TILES * FRAGMENT_BYTES
+"""What all tokens have of one step."""
 STATE_WORDS = 16
 CONTEXT, NEW_TOKENS, FIRST_TOKEN, FIRST_ROW, NUM_ROWS, ARRANGE_FROM, ARRIVED = range(7)
 """Words of the state: context slots, new tokens, the token fed first, the rows of the head to
@@ -29,8 +31,12 @@ the word behind, chosen."""
 SPOILED = 8
 """The word that says that a number left the range of the stream; the slot of each rank follows
 behind STATE_WORDS."""
+JOINED = 9
+"""The word that says how often a block of a prefill has reached the middle of an MLP."""
 AHEAD = 2
 """Stages of weights under way to a block of the stream; what else is read queues behind more."""
+PREFILL_AHEAD = 3
+"""The same to a block of a streamed prefill."""
 MAX_SPLITS = 32
 """Parts the keys of one head are attended in."""
 STREAM_SPLITS = 64
@@ -38,6 +44,8 @@ STREAM_SPLITS = 64
 MAX_CHUNKS = 16
 """Parts the depth of a product is split in, for different blocks."""
 MAX_HEADS = 128
+MIXED_HEADS = 4
+"""Heads of a token that one block of a prefill puts together."""
 MAX_CANDIDATES = 4096
 """Blocks of the head at most; each leaves its best row."""
 INNER_SCALE = 1 / 16
@@ -53,6 +61,8 @@ BULK_COPY = (9, 0)
 STAGE_STEPS = 2 * WARPS
 """Steps of weights in one stage of the stream: two for every warp that multiplies."""
 STAGE_BYTES = STAGE_STEPS * TILE_BYTES
+HELD_STEPS = 6
+"""Steps of all tokens that a warp of a streamed prefill holds in registers."""
 MAX_STAGES = 16
 STREAM_SCRATCH = 32768
 """Bytes of shared memory of a stream for what a phase multiplies, and for its sums."""
@@ -61,6 +71,10 @@ STREAM_EXTRA = 2048
 STREAM_SUMS = STREAM_SCRATCH - BATCH * SUMS * 4
 """Where in the scratch the sums of a batch lie."""
 BARRIER_BYTES = 16 * MAX_STAGES
+WIDE_SUMS = 4 * WARPS * 16 * TOKENS
+"""Bytes of the sums of one tile of all tokens in a streamed prefill."""
+PREFILL_SCRATCH = 2 * WIDE_SUMS + BARRIER_BYTES
+"""Bytes of its shared memory before the ring: the sums of two tiles, which take turns."""
 FIXED_SCALE = 2.0**26
 FIXED_RANGE = 2.0**24
 """Of the residual of a stream: fixed point, so that no order of additions changes a bit; and how

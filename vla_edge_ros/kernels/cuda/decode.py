@@ -176,11 +176,11 @@ def define_decode(capability: tuple[int, int], head_dim: int, device) -> list[tu
         part = split_size(seen, warps)
         splits = quotient(i32(seen + part - 1), i32(part))
         wait()
-        mixing_shares(0, splits, extremes, heads, kv_heads, query_rows, shares)
+        mixing_shares(0, splits, extremes, 0, heads, heads, kv_heads, query_rows, shares)
         k = i32(4 * cuda.threadIdx.x)
         while k < steps * STEP:
             out = generic_address(x, i64(k))
-            mix_four(k, 0, splits, partials, heads, kv_heads, query_rows, shares, out)
+            mix_four(k, 0, splits, partials, 0, heads, kv_heads, query_rows, shares, out)
             k = again(i32(k + 4 * THREADS))
         cuda.syncthreads()
         signal()

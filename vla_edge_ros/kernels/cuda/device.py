@@ -159,10 +159,10 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
         return max((keys + MAX_SPLITS * 16 - 1) // (MAX_SPLITS * 16) * 16, 16 * warps)
 
     @device
-    def mixing_shares(token, splits, extremes, heads, kv_heads, query_rows, shares):
-        """Write the share of each split of each head to shared memory; a warp for a head."""
-        for item in range(cuda.threadIdx.x, heads * MAX_SPLITS, THREADS):
-            head, split = item // MAX_SPLITS, item % MAX_SPLITS
+    def mixing_shares(token, splits, extremes, first, last, heads, kv_heads, query_rows, shares):
+        """Write the share of each split of some heads to shared memory; a warp for a head."""
+        for item in range(cuda.threadIdx.x, (last - first) * MAX_SPLITS, THREADS):
+            head, split = first + item // MAX_SPLITS, item % MAX_SPLITS
             top, total = HIDDEN, ZERO
             if split < splits:
                 row = query_row(head, token, heads, kv_heads, query_rows)
@@ -180,14 +180,14 @@ def define_device(capability: tuple[int, int], head_dim: int) -> SimpleNamespace
         cuda.syncthreads()
 
     @device
-    def mix_four(k, token, splits, partials, heads, kv_heads, query_rows, shares, out):
+    def mix_four(k, token, splits, partials, first, heads, kv_heads, query_rows, shares, out):
         """Mix elements ``k`` to ``k + 3`` of a token's attention to the address ``out``."""
         head = k // head_dim
         row = query_row(head, token, heads, kv_heads, query_rows)
         mix(
             generic_address(partials, row * head_dim + k % head_dim),
             2 * head_dim * kv_heads * query_rows,
-            shared_address(shares, i32(head * MAX_SPLITS)),
+            shared_address(shares, i32((head - first) * MAX_SPLITS)),
             i32(splits),
             out,
         )

@@ -7,6 +7,8 @@ rank, counts, the first token) into pinned memory, starts the graph and waits; n
 the host for a layer or a token.
 """
 
+from collections.abc import Iterator
+from functools import partial
 import weakref
 
 import numpy as np
@@ -25,8 +27,8 @@ from vla_edge_ros.kernels.cuda.constants import (
     STATE_WORDS,
     TOKENS,
 )
-from vla_edge_ros.kernels.cuda.driver import Device, Gpu
-from vla_edge_ros.kernels.cuda.launches import Launches
+from vla_edge_ros.kernels.cuda.driver import Device, Gpu, Launch
+from vla_edge_ros.kernels.cuda.launches import KEYS_AND_VALUES, Launches
 from vla_edge_ros.kernels.cuda.patience import Patience
 from vla_edge_ros.kernels.cuda.upload import upload
 from vla_edge_ros.kernels.device_array import DeviceArray
@@ -83,7 +85,8 @@ class Engine:
         ranks = layout.rank_capacity(total_slots)
         self._host_state, self._host_rows = pinned['host_state'], pinned['host_rows']
         self._host_hidden, self._host_tokens = pinned['host_hidden'], pinned['host_tokens']
-        self._held = np.empty(0, np.int32)
+        self._held = 0
+        """Ranks whose keys are arranged as the slots in ``_host_state`` have it."""
 
         def send(name: str, array: np.ndarray, layer: int = 0) -> None:
             device.copy_in(launches.layer(name, layer), np.ascontiguousarray(array))
@@ -98,7 +101,9 @@ class Engine:
             send('shares', layout.stream_shares(config, processors))
         progress('recording the prefill', 1, 1)
         self._prefill_launches = launches.prefill()
-        self._prefill_graphs = {(0, TOKENS): device.record(self._queue_prefill)}
+        self._prefill_graphs = {
+            (0, TOKENS, whole): device.record(partial(self._queue_prefill, 0, TOKENS, whole))
+            for whole in (False, True)}
         self._decode_graphs: dict[int, object] = {}
         self._patience = Patience()
 
@@ -128,26 +133,48 @@ class Engine:
         layer goes to ``layer_outputs`` float32 [layers, n, hidden] when given. ``embeddings`` may
         lie on the device already.
         """
-        device = self.device
-        device.use()
         hidden = np.empty((len(embeddings), self._config.hidden_size), np.float32)
-        for start in range(0, len(embeddings), TOKENS):
-            stop = min(start + TOKENS, len(embeddings))
-            context = np.concatenate([context_slots, write_slots[:start]])
-            self._set_slots(context, write_slots[start:stop])
-            source, rows = 0, TOKENS
-            if isinstance(embeddings, DeviceArray):
-                source = embeddings.address + start * self._host_rows[0].nbytes
-                rows = stop - start
-            else:
-                self._host_rows[: stop - start] = embeddings[start:stop]
+        for start, stop in self._parts(embeddings, context_slots, write_slots):
             if layer_outputs is None:
-                self._run('prefill', self._prefill_graph(source, rows))
+                self._prefill(embeddings, start, stop, True)
             else:
-                self._queue_prefill(source, rows, layer_outputs[:, start:stop])
-                device.wait()
+                source, rows = self._source(embeddings, start, stop)
+                self._queue_prefill(source, rows, True, layer_outputs[:, start:stop])
+                self.device.wait()
             hidden[start:stop] = self._host_hidden[: stop - start]
         return hidden
+
+    def fill(self, embeddings, context_slots, write_slots) -> None:
+        """Do what ``forward`` does for the keys and values of new tokens, and no more."""
+        for start, stop in self._parts(embeddings, context_slots, write_slots):
+            self._prefill(embeddings, start, stop, False)
+
+    def _parts(self, embeddings, context_slots, write_slots) -> Iterator[tuple[int, int]]:
+        """Yield the first and last token of every prefill, its slots being set."""
+        self.device.use()
+        for start in range(0, len(embeddings), TOKENS):
+            stop = min(start + TOKENS, len(embeddings))
+            context = context_slots
+            if start:
+                context = np.concatenate([context_slots, write_slots[:start]])
+            self._set_slots(context, write_slots[start:stop])
+            yield start, stop
+
+    def _source(self, embeddings, start: int, stop: int) -> tuple[int, int]:
+        """Return where on the device rows lie, or 0 for the pinned ones, and how many to copy."""
+        if isinstance(embeddings, DeviceArray):
+            return embeddings.address + start * self._host_rows[0].nbytes, stop - start
+        self._host_rows[: stop - start] = embeddings[start:stop]
+        return 0, TOKENS
+
+    def _prefill(self, embeddings, start: int, stop: int, whole: bool) -> None:
+        """Run the recorded prefill of these rows, with the hidden states or without."""
+        key = *self._source(embeddings, start, stop), whole
+        graph = self._prefill_graphs.get(key)
+        if graph is None:
+            graph = self.device.record(lambda: self._queue_prefill(*key))
+            self._prefill_graphs[key] = graph
+        self._run(('prefill', whole), graph)
 
     def logits(self, hidden: np.ndarray, first_row: int, num_rows: int) -> np.ndarray:
         """Return the logits float32 [num_rows] of one hidden state float32 [hidden]."""
@@ -190,15 +217,17 @@ class Engine:
     def _set_slots(self, context_slots, write_slots) -> None:
         """Write counts and slots, and from which rank on keys must be arranged anew."""
         context, tokens = len(context_slots), len(write_slots)
-        same = min(len(self._held), context)
-        differ = np.flatnonzero(self._held[:same] != context_slots[:same])
         state = self._host_state
-        state[CONTEXT], state[NEW_TOKENS] = context, tokens
-        state[ARRANGE_FROM] = differ[0] if len(differ) else same
         order = state[STATE_WORDS:]
-        order[:context] = context_slots
+        same = min(self._held, context)
+        differ = order[:same] != context_slots[:same]
+        first = int(differ.argmax()) if same else 0
+        if same and not differ[first]:
+            first = same
+        state[CONTEXT], state[NEW_TOKENS], state[ARRANGE_FROM] = context, tokens, first
+        order[first:context] = context_slots[first:]
         order[context : context + tokens] = write_slots
-        self._held = order[: context + tokens].copy()
+        self._held = context + tokens
 
     def _set_rows(self, first_row, num_rows) -> None:
         self._host_state[FIRST_ROW], self._host_state[NUM_ROWS] = first_row, num_rows
@@ -220,16 +249,13 @@ class Engine:
         device.launch(launches.embed(num_tokens, num_tokens), self._dependent)
         device.copy_out(self._host_tokens[:num_tokens], self._at['tokens'])
 
-    def _prefill_graph(self, source: int, rows: int):
-        """Return the recorded prefill of the rows at an address, or of the pinned ones at 0."""
-        graph = self._prefill_graphs.get((source, rows))
-        if graph is None:
-            graph = self.device.record(lambda: self._queue_prefill(source, rows))
-            self._prefill_graphs[source, rows] = graph
-        return graph
+    def _prefill_plan(self, whole: bool) -> list[list[Launch]]:
+        """Return the launches of each layer, and of the last no more than is needed."""
+        plan = self._prefill_launches
+        return plan if whole else [*plan[:-2], plan[-2][:KEYS_AND_VALUES]]
 
     def _queue_prefill(
-        self, source: int = 0, rows: int = TOKENS, layer_outputs: np.ndarray | None = None,
+        self, source: int, rows: int, whole: bool, layer_outputs: np.ndarray | None = None,
     ) -> None:
         device, at = self.device, self._at
         device.copy_in(at['state'], self._host_state)
@@ -238,7 +264,7 @@ class Engine:
         else:
             device.copy_in(at['residual'], self._host_rows)
         device.launch(self._launches.arrange())
-        for layer, launches in enumerate(self._prefill_launches):
+        for layer, launches in enumerate(self._prefill_plan(whole)):
             for index, launch in enumerate(launches):
                 device.launch(launch, self._dependent)
                 if layer_outputs is not None and layer and not index:
@@ -246,4 +272,5 @@ class Engine:
                     device.copy_out(rows, at['residual'])
                     device.wait()
                     layer_outputs[layer - 1] = rows
-        device.copy_out(self._host_hidden, at['hidden'])
+        if whole:
+            device.copy_out(self._host_hidden, at['hidden'])

@@ -6,12 +6,15 @@ from vla_edge_ros.kernels.cuda import layout
 from vla_edge_ros.kernels.cuda.attend import ROW_WARPS
 from vla_edge_ros.kernels.cuda.constants import (
     AHEAD,
+    BULK_COPY,
     DECODE_ROWS,
     INNER_SCALE,
     MAX_CANDIDATES,
     MAX_CHUNKS,
     MAX_SPLITS,
     MAX_STAGES,
+    MIXED_HEADS,
+    PREFILL_SCRATCH,
     PREFILL_SPLIT_WARPS,
     STAGE_BYTES,
     STATE_WORDS,
@@ -29,6 +32,9 @@ PREFILL_BLOCKS = 2
 """Blocks of a product that share a processor."""
 DEEP = 64
 """Steps from which a block of a prefill takes several tiles of a chunk."""
+
+KEYS_AND_VALUES = 2
+"""Launches of a layer of a prefill until these are stored."""
 
 
 def _chunks(tiles: int, steps: int, blocks: int) -> int:
@@ -186,12 +192,33 @@ class Launches:
         down, output = (
             _chunks(tiles['output'], depth // STEP, blocks)
             for depth in (inner, config.query_size))
+        streams = self._device.capability >= BULK_COPY and layout.prefill_stream_parts(
+            config, self._processors,
+            self._device.attribute('MAX_SHARED_MEMORY_PER_BLOCK_OPTIN'))
+        if streams:
+            down, stages = streams
 
         def partial(name, layer, depth, chunks, x, factor):
             grid = min(tiles['output'] * chunks, blocks // chunks * chunks)
             return prepare(
                 'prefill_partial', (grid,), THREADS, 'piiipfp', self.layer(name, layer),
                 tiles['output'], depth // STEP, chunks, x, factor, at['sums'])
+
+        def mlp(layer):
+            if streams:
+                return [prepare(
+                    'prefill_stream', (self._processors,), THREADS + 32, 'pppppp' + 'iiiiii',
+                    self.layer('gate_up', layer), self.layer('down', layer), at['normed'],
+                    at['inner'], at['sums'], at['state'], tiles['gate_up'], hidden // STEP,
+                    tiles['output'], inner // STEP, down, stages,
+                    shared=PREFILL_SCRATCH + stages * STAGE_BYTES)]
+            return [
+                prepare(
+                    'prefill_mlp', (min(tiles['gate_up'], blocks),), THREADS, 'piipp',
+                    self.layer('gate_up', layer), tiles['gate_up'], hidden // STEP,
+                    at['normed'], at['inner']),
+                partial('down', layer, inner, down, at['inner'], 1.0 / INNER_SCALE),
+            ]  # fmt: skip
 
         plan = []
         for layer in range(config.num_hidden_layers):
@@ -206,15 +233,12 @@ class Launches:
                     self._ranks, rows),
                 attention,
                 prepare(
-                    'prefill_mix', (TOKENS,), THREADS, 'pppiiiip', at['partials'],
-                    at['extremes'], at['state'], heads, kv_heads, rows, warps, at['mixed']),
+                    'prefill_mix', (TOKENS, -(-heads // MIXED_HEADS)), THREADS, 'pppiiiip',
+                    at['partials'], at['extremes'], at['state'], heads, kv_heads, rows, warps,
+                    at['mixed']),
                 partial('output', layer, config.query_size, output, at['mixed'], 1.0),
                 self._norm(self.layer('mlp_norm', layer), output),
-                prepare(
-                    'prefill_mlp', (min(tiles['gate_up'], blocks),), THREADS, 'piipp',
-                    self.layer('gate_up', layer), tiles['gate_up'], hidden // STEP,
-                    at['normed'], at['inner']),
-                partial('down', layer, inner, down, at['inner'], 1.0 / INNER_SCALE),
+                *mlp(layer),
             ])  # fmt: skip
         plan.append([self._norm(at['final_norm'], down, keep=True)])
         return plan

@@ -7,20 +7,28 @@ from vla_edge_ros.kernels.bfloat16 import to_float32
 from vla_edge_ros.kernels.cuda.constants import (
     BATCH,
     DECODE_ROWS,
+    HELD_STEPS,
     MAX_CANDIDATES,
     MAX_CHUNKS,
     MAX_HEADS,
     MAX_HIDDEN,
     MAX_PROCESSORS,
     MAX_SPLITS,
+    MAX_STAGES,
+    PREFILL_SCRATCH,
+    STAGE_BYTES,
     STAGE_STEPS,
     STATE_WORDS,
     STEP,
     STREAM_SPLITS,
     STREAM_SUMS,
     TOKENS,
+    WARPS,
 )
 from vla_edge_ros.kernels.memory_plan import Buffer, GPU, PINNED
+
+LEAST_STAGES = 3
+"""Of a ring that is worth it."""
 
 
 def check_config(config) -> None:
@@ -238,3 +246,37 @@ def can_stream(config, processors: int) -> bool:
         and 2 * max(config.intermediate_size, config.query_size) <= STREAM_SUMS
         and int((last - first).max()) < BATCH
     )
+
+
+def prefill_stream_parts(config, processors: int, room: int) -> tuple[int, int] | None:
+    """
+    Return how a prefill streams the MLP, or None where that does not fit.
+
+    Parameters
+    ----------
+    config : TransformerConfig
+        The network.
+    processors : int
+        Each has one block.
+    room : int
+        Bytes of shared memory of a block.
+
+    Returns
+    -------
+    (int, int) or None
+        In how many chunks the depth of the way back is split, and stages of the ring.
+
+    """
+    depth, wide = config.hidden_size // STEP, config.intermediate_size // STEP
+    rows, held = tiles(config.hidden_size), HELD_STEPS * WARPS
+    stages = min((room - PREFILL_SCRATCH) // STAGE_BYTES, MAX_STAGES)
+    most = min(MAX_CHUNKS, processors, wide)
+    fitting = [chunks for chunks in range(1, most + 1) if -(-wide // chunks) <= held]
+    if depth > held or stages < LEAST_STAGES or not fitting:
+        return None
+
+    def slowest(chunks: int) -> int:
+        """Return the steps of the block with most, and what every chunk costs who adds them."""
+        return -(-rows // (processors // chunks)) * -(-wide // chunks) + 2 * chunks
+
+    return min(fitting, key=slowest), stages

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_edge_ros.kernels.cuda.constants import TOKENS
+from vla_edge_ros.kernels.cuda.constants import STATE_WORDS, TOKENS
 from vla_edge_ros.kernels.cuda.driver import Launch
 
 STREAM = 'decode_stream'
@@ -92,8 +92,8 @@ def kernel_times(engine, context: int, num_tokens: int, repeats: int = 50) -> li
     # The first kernel of a chunk waits for none ahead of it.
     prefill = [
         *rows([[launches.arrange()]], 1, False),
-        *rows(engine._prefill_launches, 1, engine._dependent)]
-    engine._held = np.empty(0, np.int32)
+        *rows(engine._prefill_plan(False), 1, engine._dependent)]
+    engine._held = 0
     return prefill + decode
 
 
@@ -104,7 +104,7 @@ def read_bandwidth(engine, repeats: int = 20) -> float:
     queue = [engine._launches.head()] * LEAST_LAUNCHES
     work = partial(_queue, device, queue, engine._dependent)
     seconds = min(graph_seconds(device, work, repeats))
-    engine._held = np.empty(0, np.int32)
+    engine._held = 0
     return LEAST_LAUNCHES * 2 * config.vocab_size * config.hidden_size / seconds
 
 
@@ -125,7 +125,8 @@ def _set_state(engine, context: int, held: int) -> None:
     device = engine.device
     device.use()
     order = np.arange(context + TOKENS, dtype=np.int32)
-    engine._held = order[:held]
+    engine._host_state[STATE_WORDS : STATE_WORDS + held] = order[:held]
+    engine._held = held
     engine._set_slots(order[:context], order[context:])
     engine._set_rows(0, engine._config.vocab_size)
     device.copy_in(engine._at['state'], engine._host_state)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 import time
 
-SPIN_S = 100e-6
+SPIN_S = 50e-6
 """How long before the expected end a waiter is awake, besides what sleeping takes too long."""
 _PART = 0.05
 """How much of the last observation is taken over."""

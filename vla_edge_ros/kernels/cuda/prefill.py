@@ -12,10 +12,11 @@ import numpy as np
 from vla_edge_ros.kernels.cuda import ptx, tensor
 from vla_edge_ros.kernels.cuda.constants import (
     CONTEXT,
+    DEPENDENT_LAUNCH,
     FRAGMENT_BYTES,
     INNER_SCALE,
-    MAX_HEADS,
     MAX_SPLITS,
+    MIXED_HEADS,
     NEW_TOKENS,
     SUM_PADDING,
     THREADS,
@@ -28,8 +29,10 @@ from vla_edge_ros.kernels.cuda.device import F32, FLOATS, HALVES, I32, I64, INTS
 
 DEPTH, WIDE_DEPTH = 4, 3
 """Steps of weights a warp has under way, and with the many rows of gate and up."""
+FEW, FEWER = 6, 3
+"""Steps that a warp loads at once, with one block on a processor and with two."""
 _ROW = TOKENS + SUM_PADDING
-_SUMS, _SHARES = WARPS * 16 * _ROW, MAX_HEADS * MAX_SPLITS
+_SUMS, _SHARES = WARPS * 16 * _ROW, MIXED_HEADS * MAX_SPLITS
 _BOTH_SUMS = 2 * _SUMS
 _INNER = np.float32(INNER_SCALE)
 
@@ -48,8 +51,7 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
     fragment_index = device.fragment_index
     f32, i32, i64 = np.float32, np.int32, np.int64
 
-    def make_multiply(depth):
-        products = tensor.make_products(TOKENS, depth, capability)
+    def make_multiply(products):
 
         @cuda.jit(device=True)
         def multiply(weights, tile, steps, first, stop, x, sums, half):
@@ -69,7 +71,13 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
 
         return multiply
 
-    multiply, multiply_wide = make_multiply(DEPTH), make_multiply(WIDE_DEPTH)
+    multiply, multiply_wide = (
+        make_multiply(tensor.make_products(TOKENS, depth, capability))
+        for depth in (DEPTH, WIDE_DEPTH))
+    multiply_few, multiply_fewer = (
+        make_multiply(tensor.make_products_at_once(TOKENS, most, held, capability))
+        for most, held in ((FEW, 3), (FEWER, 2)))
+    at_once = capability >= DEPENDENT_LAUNCH
 
     @cuda.jit(device=True)
     def total(sums, half, row, token):
@@ -83,9 +91,9 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         floats = cuda.shared.array(0, F32)
         scratch = cuda.shared.array(WARPS, F32)
         token = cuda.blockIdx.x
+        signal()
         copy_row(gain, 4 * size, floats, size)
         wait()
-        signal()
         if token >= state[NEW_TOKENS]:
             return
         copy_row(generic_address(residual, token * size), 4 * size, floats, 0)
@@ -111,10 +119,13 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         row, token = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
         rank = state[CONTEXT] + token
         tokens = state[NEW_TOKENS]
-        wait()
         signal()
         for tile in range(first, stop):
-            multiply(weights, tile, steps, low, high, x, sums, 0)
+            if at_once and steps <= FEW * WARPS:
+                multiply_few(weights, tile, steps, low, high, x, sums, 0)
+            else:
+                wait()
+                multiply(weights, tile, steps, low, high, x, sums, 0)
             if token < tokens:
                 place = tile * 16 + row
                 turn = rank * half_dim + rotary(tile, row)
@@ -125,9 +136,9 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
             cuda.syncthreads()
 
     def prefill_mix(partials, extremes, state, heads, kv_heads, query_rows, warps, x):
-        """Put the splits of attention together, one token a block, in fragment order."""
+        """Put the splits of a few heads together, one token a block, in fragment order."""
         shares = cuda.shared.array(_SHARES, F32)
-        token = cuda.blockIdx.x
+        token, head = cuda.blockIdx.x, i32(cuda.blockIdx.y * MIXED_HEADS)
         wait()
         signal()
         if token >= state[NEW_TOKENS]:
@@ -135,11 +146,12 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         seen = state[CONTEXT] + state[NEW_TOKENS]
         part = split_size(seen, warps)
         splits = quotient(i32(seen + part - 1), i32(part))
-        mixing_shares(token, splits, extremes, heads, kv_heads, query_rows, shares)
-        k = i32(4 * cuda.threadIdx.x)
-        while k < heads * head_dim:
+        last = min(i32(head + MIXED_HEADS), heads)
+        mixing_shares(token, splits, extremes, head, last, heads, kv_heads, query_rows, shares)
+        k = i32(head * head_dim + 4 * cuda.threadIdx.x)
+        while k < last * head_dim:
             out = generic_address(x, i64(fragment_index(token, k)))
-            mix_four(k, token, splits, partials, heads, kv_heads, query_rows, shares, out)
+            mix_four(k, token, splits, partials, head, heads, kv_heads, query_rows, shares, out)
             k = again(i32(k + 4 * THREADS))
 
     def prefill_mlp(weights, tiles, steps, x, inner):
@@ -165,10 +177,13 @@ def define_prefill(capability: tuple[int, int], head_dim: int, device) -> list[t
         bring_weights(weights, tiles, steps, chunks)
         first, stop, low, high = share(tiles, steps, chunks)
         base = remainder(i32(cuda.blockIdx.x), chunks) * TOKENS
-        wait()
         signal()
         for tile in range(first, stop):
-            multiply(weights, tile, steps, low, high, x, sums, tile & 1)
+            if at_once and high - low <= FEWER * WARPS:
+                multiply_fewer(weights, tile, steps, low, high, x, sums, tile & 1)
+            else:
+                wait()
+                multiply(weights, tile, steps, low, high, x, sums, tile & 1)
             row, token = cuda.threadIdx.x & 15, cuda.threadIdx.x >> 4
             for more in (0, TOKENS // 2):
                 place = (base + token + more) * tiles * 16 + tile * 16 + row

@@ -118,12 +118,17 @@ def block_of(lines: Sequence[str]) -> str:
     return '{\n' + '\n'.join(lines) + '\n}'
 
 
-to_half = assembly(
+def half_lines(to: str, value: str) -> list[str]:
+    """Return PTX that rounds a float32 register to a float16."""
     # The clamp loses a NaN, so it is put back.
-    '{ .reg .f32 x; .reg .pred p; max.f32 x, $1, 0fC77FE000; min.f32 x, x, 0f477FE000; '
-    'setp.nan.f32 p, $1, $1; @p mov.f32 x, 0f7FFFFFFF; cvt.rn.f16.f32 $0, x; }',
-    (types.float32,), types.uint16,
-)  # fmt: skip
+    return [
+        '.reg .f32 x;', '.reg .pred bad;', f'setp.nan.f32 bad, {value}, {value};',
+        f'max.f32 x, {value}, 0fC77FE000;', 'min.f32 x, x, 0f477FE000;',
+        '@bad mov.f32 x, 0f7FFFFFFF;', f'cvt.rn.f16.f32 {to}, x;',
+    ]  # fmt: skip
+
+
+to_half = assembly(block_of(half_lines('$0', '$1')), (types.float32,), types.uint16)
 """float32 to the bits of the nearest float16, saturating at its largest number."""
 
 to_float = assembly('cvt.f32.f16 $0, $1;', (types.uint16,), types.float32)

@@ -39,14 +39,46 @@ RING = STREAM_SCRATCH + STREAM_EXTRA
 LARGEST = np.float32(FIXED_RANGE)
 
 
+def make_begin_stage():
+    """Return ``begin_stage``, which waits for room in a ring."""
+    await_parity = stream_ptx.await_parity
+    i32 = np.int32
+
+    @cuda.jit(device=True)
+    def next_stage(stage, parity, stages):
+        stage += 1
+        return (i32(0), i32(parity ^ 1)) if stage == stages else (i32(stage), i32(parity))
+
+    @cuda.jit(device=True)
+    def begin_stage(at, ring, stages, ahead):
+        """
+        Wait until the next stage may be filled; return where, its barrier, and the next ``at``.
+
+        ``at``: stage and parity of the next to fill, the same of the one ``ahead`` stages before,
+        and how many were filled. At most ``ahead`` stages are under way.
+        """
+        stage, parity, late, late_parity, done = at
+        barrier = i32(ring - BARRIER_BYTES + stage * 16)
+        await_parity(i32(barrier + 8), i32(parity ^ 1))
+        if done >= ahead:
+            await_parity(i32(ring - BARRIER_BYTES + late * 16), late_parity)
+            late, late_parity = next_stage(late, late_parity, stages)
+        to = i32(ring + stage * STAGE_BYTES)
+        stage, parity = next_stage(stage, parity, stages)
+        return to, barrier, (stage, parity, late, late_parity, i32(done + 1))
+
+    return begin_stage
+
+
 def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNamespace:
     """Return the device functions, compiled with the kernel that calls them."""
     load_float = ptx.load_float
     generic_address = ptx.generic_address
     total, quotient = stream_ptx.total, ptx.quotient
     copy, _ = ptx.make_copy(capability)
-    issue, bulk_copy = stream_ptx.issue, stream_ptx.bulk_copy
-    await_parity, meet = stream_ptx.await_parity, ptx.meet
+    issue, bulk_copy, begin_stage = (
+        stream_ptx.issue, stream_ptx.bulk_copy, make_begin_stage())
+    meet = ptx.meet
     announce, await_count = stream_ptx.announce, stream_ptx.await_count
     load_int, add_long, store_word, to_fixed = (
         stream_ptx.load_int, stream_ptx.add_long, stream_ptx.store_word, stream_ptx.to_fixed)
@@ -61,29 +93,16 @@ def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNa
     jit = cuda.jit(device=True)
 
     @jit
-    def next_stage(stage, parity, stages):
-        stage += 1
-        return (i32(0), i32(parity ^ 1)) if stage == stages else (i32(stage), i32(parity))
-
-    @jit
     def feed(at, ring, stages, ahead, source, steps, unit, jump):
         """
         Put steps of weights into the ring, and return what ``at`` is behind them.
 
-        ``at``: stage and parity of the next to fill, the same of the one ``ahead`` stages before,
-        and how many were filled. The steps lie in units of ``unit``, ``jump`` bytes apart; 0: all
-        in one piece. At most ``ahead`` stages are under way.
+        The steps lie in units of ``unit``, ``jump`` bytes apart; 0: all in one piece.
         """
-        stage, parity, late, late_parity, done = at
         first = i32(0)
         while first < steps:
             count = min(i32(STAGE_STEPS), i32(steps - first))
-            barrier = i32(ring - BARRIER_BYTES + stage * 16)
-            await_parity(i32(barrier + 8), i32(parity ^ 1))
-            if done >= ahead:
-                await_parity(i32(ring - BARRIER_BYTES + late * 16), late_parity)
-                late, late_parity = next_stage(late, late_parity, stages)
-            to = i32(ring + stage * STAGE_BYTES)
+            to, barrier, at = begin_stage(at, ring, stages, ahead)
             issue(i32(count * TILE_BYTES), barrier)
             if unit == 0:
                 bulk_copy(to, source + i64(first) * TILE_BYTES, i32(count * TILE_BYTES), barrier)
@@ -93,9 +112,7 @@ def define_parts(capability: tuple[int, int], head_dim: int, device) -> SimpleNa
                     to = i32(to + unit * TILE_BYTES)
                     source += jump
             first = i32(first + count)
-            done = i32(done + 1)
-            stage, parity = next_stage(stage, parity, stages)
-        return stage, parity, late, late_parity, done
+        return at
 
     @jit
     def await_all(counter, goal):

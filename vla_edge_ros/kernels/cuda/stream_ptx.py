@@ -67,6 +67,9 @@ keep = assembly('st.shared.b32 [$0], $1;', (_I32, _I32))
 announce = assembly('red.release.gpu.global.add.u32 [$0], 1;', (_I64,))
 """Count this block in, after all that it wrote."""
 
+join = assembly('atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;', (_I64,), _I32)
+"""Count this block in, after all that it wrote, and return how many were before it."""
+
 await_count = assembly(
     block_of([
         '.reg .pred p;', '.reg .u32 v;', '.reg .s32 d;', 'AGAIN:',

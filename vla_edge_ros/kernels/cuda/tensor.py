@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from numba.core import types
 
 from vla_edge_ros.kernels.cuda.constants import (
+    DEPENDENT_LAUNCH,
     FRAGMENT_BYTES,
     STEP,
     SUM_PADDING,
@@ -153,14 +154,64 @@ def make_products(columns: int, depth: int, capability: tuple[int, int]):
     lines += [
         f'add.s64 w, w, {depth * TILE_BYTES};',
         f'add.s64 x, x, {depth * tiles * FRAGMENT_BYTES};',
-        f'sub.s32 n, n, {depth};', 'bra NEXT;', 'DONE:',
+        f'sub.s32 n, n, {depth};', 'bra NEXT;', 'DONE:', *_store_sums(tiles),
     ]  # fmt: skip
+    return assembly(block_of(lines), (types.int64, types.int64, types.int32, types.int32))
+
+
+def make_products_at_once(columns: int, most: int, held: int, capability: tuple[int, int]):
+    """
+    Return ``products(weights, x, steps, out)``, as :func:`make_products` does, of a few steps.
+
+    All weights are loaded together, before the kernel ahead has ended, and when it has, ``held``
+    steps of ``x``. ``most`` is what ``steps`` is at most.
+    """
+    tiles = columns // 8
+    sums = [f'c{tile}_{i}' for tile in range(tiles) for i in range(4)]
+    lines = [
+        '.reg .pred p;', '.reg .b64 w;', f'.reg .b32 a<{8 * most}>, b<{4 * tiles * held}>;',
+        f'.reg .f32 {", ".join(sums)};', 'mov.b64 w, $0;',
+        *(f'mov.f32 {name}, 0f00000000;' for name in sums),
+        # A register that is loaded under a condition would be alive from the kernel's first line.
+        *(f'mov.b32 a{n}, 0;' for n in range(8 * most)),
+        *(f'mov.b32 b{n}, 0;' for n in range(4 * tiles * held)),
+    ]  # fmt: skip
+
+    def load(step):
+        yield f'setp.gt.s32 p, $2, {step};'
+        for tile in range(tiles):
+            first = 4 * (step % held * tiles + tile)
+            names = ', '.join(f'b{first + i}' for i in range(4))
+            offset = (step * tiles + tile) * FRAGMENT_BYTES
+            yield f'@p ld.global.v4.b32 {{{names}}}, [$1+{offset}];'
+
+    for step in range(most):
+        lines += [f'setp.gt.s32 p, $2, {step};',
+                  *_load_step([f'a{8 * step + i}' for i in range(8)], step * TILE_BYTES)]
+    if capability >= DEPENDENT_LAUNCH:
+        lines += ['griddepcontrol.wait;']
+    for step in range(held):
+        lines += load(step)
+    for step in range(most):
+        lines += [f'setp.le.s32 p, $2, {step};', '@p bra DONE;']
+        for low in (0, 2):
+            a = [f'a{8 * step + low + i}' for i in (0, 4, 1, 5)]
+            for tile in range(tiles):
+                first = 4 * (step % held * tiles + tile) + low
+                lines += mma(f'c{tile}_', a, (f'b{first}', f'b{first + 1}'), capability)
+        if step + held < most:
+            lines += load(step + held)
+    lines += ['DONE:', *_store_sums(tiles)]
+    return assembly(block_of(lines), (types.int64, types.int64, types.int32, types.int32))
+
+
+def _store_sums(tiles: int) -> Iterator[str]:
+    """Yield the stores of sixteen rows of sums at $3."""
     for tile in range(tiles):
         for half in (0, 1):
-            offset = 4 * (half * 8 * (columns + SUM_PADDING) + tile * 8)
+            offset = 4 * (half * 8 * (8 * tiles + SUM_PADDING) + tile * 8)
             pair = f'{{c{tile}_{2 * half}, c{tile}_{2 * half + 1}}}'
-            lines += [f'st.shared.v2.f32 [$3+{offset}], {pair};']
-    return assembly(block_of(lines), (types.int64, types.int64, types.int32, types.int32))
+            yield f'st.shared.v2.f32 [$3+{offset}], {pair};'
 
 
 def pack(out: str, low: str, high: str, capability) -> Iterator[str]:
