@@ -23,7 +23,7 @@ setup(
     license='Apache-2.0',
     python_requires='>=3.10',
     packages=find_packages(include=[PACKAGE, f'{PACKAGE}.*']),
-    package_data={PACKAGE: ['policies/*/*', 'sim/assets/*', 'telemetry/*.yaml']},
+    package_data={PACKAGE: ['policies/*/*', 'sim/assets/*', 'runtime/*.yaml', 'telemetry/*.yaml']},
     data_files=[
         ('share/ament_index/resource_index/packages', [f'resource/{PACKAGE}']),
         (f'share/{PACKAGE}', ['package.xml']),

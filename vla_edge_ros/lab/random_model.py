@@ -1,19 +1,15 @@
 """Models with random weights, for parity and timing when no trained ones are at hand."""
 
-from types import MappingProxyType
-
 import numpy as np
 
 from vla_edge_ros.kernels.bfloat16 import to_bfloat16
 from vla_edge_ros.policy.config import TransformerConfig
+from vla_edge_ros.policy.shapes import SHAPES
 from vla_edge_ros.policy.weights import expected_shapes
 
-# The decoder of policies/track, and published Qwen2.5 shapes (cut in depth by callers).
+# The decoder of policies/track.
 TINY = TransformerConfig(768, 128, 384, 4, 4, 2, 32, tie_word_embeddings=True)
-QWEN_0_5B = TransformerConfig(151936, 896, 4864, 24, 14, 2, 64, 1e-6, 1e6, True)
-QWEN_1_5B = TransformerConfig(151936, 1536, 8960, 28, 12, 2, 128, 1e-6, 1e6, True)
-QWEN_3B = TransformerConfig(151936, 2048, 11008, 36, 16, 2, 128, 1e-6, 1e6, True)
-SHAPES = MappingProxyType({'0.5b': QWEN_0_5B, '1.5b': QWEN_1_5B, '3b': QWEN_3B})
+QWEN_0_5B, QWEN_1_5B, QWEN_3B = SHAPES['0.5b'], SHAPES['1.5b'], SHAPES['3b']
 
 _OUTLIER_FRACTION = 1e-3
 _OUTLIER_SCALE = 20

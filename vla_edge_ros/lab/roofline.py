@@ -6,7 +6,7 @@ once in and once out. FLOP are those of the matrix products and of attention; a 
 its addition is two.
 """
 
-from typing import NamedTuple
+from vla_edge_ros.policy.work import attention, product, Work
 
 PREFILL_TOKENS, DECODE_TOKENS = 32, 8
 STATED_TFLOP_S = {'H200': 989.4, 'H100 80GB HBM3': 989.4, 'A100-SXM': 311.9, 'A100 80GB': 311.9}
@@ -34,21 +34,6 @@ STAGES = {
 """Pass and stage of a kernel by its name and turn, in the order of a table."""
 
 
-class Work(NamedTuple):
-    """What one launch has to move and to compute."""
-
-    bytes: int
-    flop: int
-
-    def __add__(self, other: 'Work') -> 'Work':
-        """Return both together."""
-        return Work(self.bytes + other.bytes, self.flop + other.flop)
-
-    def __mul__(self, times: int) -> 'Work':
-        """Return it several times."""
-        return Work(self.bytes * times, self.flop * times)
-
-
 def floor_bytes(config, length: int) -> int:
     """
     Return the bytes that one chunk behind ``length`` slots has to read at least.
@@ -74,11 +59,11 @@ def work_of(config, kernel: str, turn: int, length: int) -> Work | None:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, qkv = config.query_size, config.qkv_size
     tokens = 1 if kernel.startswith(('decode', 'embed')) else PREFILL_TOKENS
-    vocabulary = _product(config.vocab_size, hidden, 1)
+    vocabulary = product(config.vocab_size, hidden, 1)
     layer = [
-        _product(qkv, hidden, tokens), _attention(config, length, tokens),
-        _product(hidden, queries, tokens), _product(2 * inner, hidden, tokens),
-        _product(hidden, inner, tokens)]
+        product(qkv, hidden, tokens), attention(config, length, tokens),
+        product(hidden, queries, tokens), product(2 * inner, hidden, tokens),
+        product(hidden, inner, tokens)]
     if kernel == 'decode_stream':
         whole = sum(layer, Work(0, 0)) * config.num_hidden_layers + vocabulary
         return whole * DECODE_TOKENS
@@ -142,15 +127,3 @@ def compute_roof(device: str) -> tuple[float | None, str]:
         if part in device:
             return tflop_s, f'stated by NVIDIA for {part}: float16, dense'
     return None, 'unavailable'
-
-
-def _product(rows: int, columns: int, tokens: int) -> Work:
-    """Return the work of a matrix with float16 weights on some activations."""
-    return Work(2 * rows * columns + 2 * tokens * (rows + columns), 2 * rows * columns * tokens)
-
-
-def _attention(config, length: int, tokens: int) -> Work:
-    """Return the work of new tokens that see ``length`` others, and themselves in turn."""
-    pairs = tokens * length + tokens * (tokens + 1) // 2
-    cache = 2 * 2 * config.key_value_size * (length + tokens)
-    return Work(cache + 2 * 2 * tokens * config.query_size, 4 * config.query_size * pairs)

@@ -28,7 +28,7 @@ from vla_edge_ros.policy.action_tokens import ActionChunk, ActionTokenizer
 from vla_edge_ros.policy.decoder import resolve_weights_dtype, Transformer
 from vla_edge_ros.policy.eviction import make_eviction_policy
 from vla_edge_ros.policy.kv_cache import CacheLayout, KVCache
-from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.policy.policy_config import DEFAULT_POLICY, PolicyConfig
 from vla_edge_ros.policy.weights import (
     check_shapes,
     check_weights,
@@ -42,7 +42,6 @@ from vla_edge_ros.telemetry.stages import Stage
 MAX_DEVIATIONS = 100.0
 MAX_CHARACTERS_PER_TOKEN = 100
 SHOWN_CHARACTERS = 60
-DEFAULT_POLICY = Path(__file__).resolve().parent.parent / 'policies' / 'track'
 
 
 @dataclass(frozen=True, slots=True)

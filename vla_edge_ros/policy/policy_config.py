@@ -13,6 +13,8 @@ from pathlib import Path
 from vla_edge_ros.errors import ConfigError, one_line, WeightsError
 from vla_edge_ros.policy.config import TransformerConfig
 
+DEFAULT_POLICY = Path(__file__).resolve().parent.parent / 'policies' / 'track'
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:

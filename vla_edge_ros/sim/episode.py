@@ -24,9 +24,10 @@ from vla_edge_ros.outputs import check_file, check_folder, FOLDERS_ARE_MADE, wri
 from vla_edge_ros.parameters import describe, parameter, validate
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.policy.policy_config import PolicyConfig
-from vla_edge_ros.runtime.latency import read_stage_costs
 from vla_edge_ros.runtime.loop_parameters import check_chunk_steps, ControlLoopParameters
+from vla_edge_ros.runtime.profiles import LatencyProfile
 from vla_edge_ros.schedule_options import add_schedule_arguments, loop_parameters, NAMES
+from vla_edge_ros.sim.episode_latency import episode_profile
 from vla_edge_ros.sim.simulator import ACTION_DIM, EpisodeParameters, EpisodeResult, Simulator
 from vla_edge_ros.sim.tasks import MAX_SEED
 from vla_edge_ros.telemetry.age import group_ages, percentiles
@@ -73,11 +74,14 @@ def run(args: Namespace, stop: StopRequest) -> int:
     try:
         batch, parameters = (_given(cls, args) for cls in (BatchParameters, EpisodeParameters))
         loop = loop_parameters(args)
-        if args.latency_trace and args.compute_ms is not None:
-            rule = 'must not be given with --latency-trace, which says what a run costs'
-            raise ConfigError('compute_ms', rule, args.compute_ms)
+        for source in ('latency_trace', 'latency_profile'):
+            if getattr(args, source) and args.compute_ms is not None:
+                rule = f'must not be given with {_option(source)}, which says what a run costs'
+                raise ConfigError('compute_ms', rule, args.compute_ms)
         with stop.interruptible():
-            _check_files(parameters, loop)
+            _check_policy(parameters, loop)
+            # Measured once, for all workers; a file that cannot be read is told here.
+            profile = episode_profile(parameters)
     except ConfigError as error:
         if not hasattr(args, error.field):
             raise
@@ -86,13 +90,14 @@ def run(args: Namespace, stop: StopRequest) -> int:
         check_file('--json', args.json)
     if args.traces is not None:
         check_folder('--traces', args.traces)
-    results = run_episodes(batch, parameters, stop, loop, args.traces)
+    results = run_episodes(batch, parameters, stop, loop, args.traces, profile)
     # What only a worker finds out is told before there is a progress to show.
     first = next(results)
     results = track(
         itertools.chain([first], results), 'episodes', total=batch.episodes,
         console=Console(stderr=True))
     summary = summarise(results, batch, parameters, loop)
+    summary['latency'] = dict(profile.about)
     if args.json is not None:
         write_text('--json', args.json, json.dumps(summary, indent=2) + '\n')
     Console().print(_table(summary))
@@ -109,10 +114,8 @@ def _given(cls: type, args: Namespace) -> BatchParameters | EpisodeParameters:
     return cls(**{name: value for name, value in values.items() if value is not None})
 
 
-def _check_files(parameters: EpisodeParameters, loop: ControlLoopParameters) -> None:
+def _check_policy(parameters: EpisodeParameters, loop: ControlLoopParameters) -> None:
     """Refuse what every worker would refuse."""
-    if parameters.latency_trace:
-        read_stage_costs(parameters.latency_trace, 'latency_trace')
     if parameters.control != 'oracle':
         config = PolicyConfig.load(parameters.policy or DEFAULT_POLICY)
         check_chunk_steps(loop.chunk_steps, config.chunk_steps)
@@ -121,6 +124,7 @@ def _check_files(parameters: EpisodeParameters, loop: ControlLoopParameters) -> 
 def run_episodes(
     batch: BatchParameters, parameters: EpisodeParameters, stop: StopRequest,
     loop: ControlLoopParameters | None = None, traces: Path | None = None,
+    profile: LatencyProfile | None = None,
 ) -> Iterator[EpisodeResult]:
     """
     Yield the result of every episode, in whatever order they end.
@@ -133,6 +137,8 @@ def run_episodes(
         Ends them when requested.
     traces : Path, optional
         Folder for a trace of each.
+    profile : LatencyProfile, optional
+        What runs cost; left out, as ``parameters`` say.
 
     Raises
     ------
@@ -144,15 +150,15 @@ def run_episodes(
     """
     workers = min(batch.workers or len(os.sched_getaffinity(0)), batch.episodes)
     shares = [range(worker, batch.episodes, workers) for worker in range(workers)]
-    work = partial(_run_share, parameters, batch.seed, loop, traces)
+    work = partial(_run_share, parameters, batch.seed, loop, traces, profile)
     return run_in_workers(work, shares, stop)
 
 
 def _run_share(
     parameters: EpisodeParameters, seed: int, loop: ControlLoopParameters | None,
-    traces: Path | None, share: Sequence[int],
+    traces: Path | None, profile: LatencyProfile | None, share: Sequence[int],
 ) -> Iterator[EpisodeResult]:
-    with closing(Simulator(parameters, loop=loop)) as simulator:
+    with closing(Simulator(parameters, loop=loop, profile=profile)) as simulator:
         for index in share:
             if traces is None:
                 yield simulator.run(seed, index)

@@ -22,21 +22,17 @@ from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters
 from vla_edge_ros.runtime.admission import AdmissionController
 from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters, StepResult
 from vla_edge_ros.runtime.frame_buffer import Frame
-from vla_edge_ros.runtime.latency import read_stage_costs, RecordedLatency
+from vla_edge_ros.runtime.profiles import LatencyProfile
 from vla_edge_ros.runtime.runner import VirtualRunner
 from vla_edge_ros.sim.episode_energy import episode_energy
+from vla_edge_ros.sim.episode_latency import check_latency, episode_profile
 from vla_edge_ros.sim.tasks import COLOURS, expert_chunk, sample_instruction, TICK_HZ, TrackTask
 from vla_edge_ros.sim.world import World
 from vla_edge_ros.telemetry.power_model import power_model
-from vla_edge_ros.telemetry.stages import Stage
 
 ACTION_DIM = 2
 CAMERA_HZ = 60
 ORACLE_CHUNK_STEPS = 3
-STAGE_SHARES = {
-    Stage.PREPROCESS: 0.05, Stage.VISION: 0.10, Stage.PREFILL: 0.35, Stage.DECODE: 0.50,
-}
-"""How the modelled cost of a run is split over its stages."""
 ONLY_POLICY = ('policy', 'eviction')
 """Parameters of an episode that have no effect on the oracle."""
 KEPT = ('control', *ONLY_POLICY)
@@ -54,6 +50,12 @@ class EpisodeParameters:
         8.0, 'Modelled cost of one run of the policy', unit='ms', range=(0.0, 1000.0))
     latency_trace: str = parameter(
         '', 'Trace of a live run whose stage times are drawn instead of compute_ms')
+    latency_profile: str = parameter(
+        '', 'What a run costs instead of compute_ms: measured (the engine of this machine), or a '
+        'device as a model, such as agx-orin or agx-orin:int8')
+    profile_model: str = parameter(
+        '', 'Policy whose cost latency_profile tells: a folder, or a shape such as random:1.5b; '
+        'empty takes the embedded policy')
     camera_phase_ms: float = parameter(
         -1.0, 'Time from a camera frame to the tick; -1 draws it for every episode', unit='ms',
         range=(-1.0, 1000.0 / CAMERA_HZ))
@@ -76,6 +78,7 @@ class EpisodeParameters:
     def __post_init__(self):
         """Check every value, and that each has an effect."""
         validate(self)
+        check_latency(self)
         if self.power_model:
             power_model(self.power_model)
         if self.control == 'oracle':
@@ -222,6 +225,8 @@ class Simulator:
         What acts; left out, it is loaded as ``parameters`` say.
     loop : ControlLoopParameters, optional
         Schedule and timing, at the rate of the tasks.
+    profile : LatencyProfile, optional
+        What runs cost; left out, as ``parameters`` say.
 
     Raises
     ------
@@ -234,8 +239,9 @@ class Simulator:
 
     def __init__(
         self, parameters: EpisodeParameters, policy: Policy | None = None,
-        loop: ControlLoopParameters | None = None,
+        loop: ControlLoopParameters | None = None, profile: LatencyProfile | None = None,
     ):
+        self._given_profile = profile
         self._world = World(object_speed=parameters.object_speed)
         self._viewer = World(object_speed=parameters.object_speed)
         self._draw = self._viewer.render
@@ -276,15 +282,7 @@ class Simulator:
     ) -> None:
         self._parameters = parameters
         self._loop_parameters = loop or ControlLoopParameters()
-        self._costs_ns = {
-            stage: np.array([int(share * parameters.compute_ms * NS_PER_MS)])
-            for stage, share in STAGE_SHARES.items()}
-        if parameters.latency_trace:
-            self._costs_ns = read_stage_costs(parameters.latency_trace, 'latency_trace')
-        # What a live node calibrates: the median of observing and of decoding.
-        decode_ns = self._costs_ns[Stage.DECODE]
-        observe_ns = sum(self._costs_ns.values()) - decode_ns
-        self._median_ms = [float(np.median(ns)) / NS_PER_MS for ns in (observe_ns, decode_ns)]
+        self._profile = self._given_profile or episode_profile(parameters)
         self._world.object_speed = self._viewer.object_speed = parameters.object_speed
         if parameters.control == 'oracle':
             steps = self._loop_parameters.chunk_steps or ORACLE_CHUNK_STEPS
@@ -322,9 +320,9 @@ class Simulator:
         phase_ns = int(rng.integers(NS_PER_S // CAMERA_HZ))
         if self._parameters.camera_phase_ms >= 0.0:
             phase_ns = int(self._parameters.camera_phase_ms * NS_PER_MS)
-        latency = RecordedLatency(self._costs_ns, seed=int(rng.integers(2**63)))
+        latency = self._profile.make(int(rng.integers(2**63)))
         admission = AdmissionController()
-        admission.seed(*self._median_ms)
+        admission.seed(*self._profile.medians_ms)
         cell = _Cell(world, camera, clock)
         queue = ActionQueue(ActionQueueParameters(safe_action=self._parameters.safe_action))
         runner = VirtualRunner(clock, latency)

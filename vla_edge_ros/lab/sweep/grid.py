@@ -19,18 +19,20 @@ from vla_edge_ros.errors import ConfigError, one_line
 from vla_edge_ros.parameters import check_value, default_of, parameter, validate
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.runtime.devices import DATA
 from vla_edge_ros.runtime.latency import read_stage_costs
 from vla_edge_ros.runtime.loop_parameters import (
     check_chunk_steps,
     ControlLoopParameters,
     ScheduleParameters,
 )
+from vla_edge_ros.runtime.profiles import MEASURED
 from vla_edge_ros.schedule_options import ONLY_OVERLAP
 from vla_edge_ros.sim.episode_row import EpisodeSetup
 from vla_edge_ros.sim.simulator import EpisodeParameters, ONLY_POLICY
 from vla_edge_ros.sim.tasks import MAX_SEED
 
-LATENCY = ('compute_ms', 'latency_trace')
+LATENCY = ('compute_ms', 'latency_trace', 'latency_profile', 'profile_model')
 """Parameters of an episode that say what a run costs: the keys of a ``latency``."""
 FILES = ('latency_trace', 'policy')
 """Parameters that name a file or a folder, from where the sweep's own file lies."""
@@ -228,6 +230,9 @@ def _read_latency(field: str, value: Any) -> dict[str, Any]:
     if 'compute_ms' in value and len(value) > 1 or not value:
         rule = f'must be compute_ms, or one of {", ".join(LATENCY[1:])}'
         raise ConfigError(field, rule, value)
+    if value.get('latency_profile') == MEASURED:
+        rule = 'must not be measured, which differs each time: record a trace and give that'
+        raise ConfigError(f'{field}.latency_profile', rule, MEASURED)
     return {
         name: _check(f'{field}.{name}', EPISODE_FIELDS[name], given)
         for name, given in value.items()}
@@ -256,6 +261,8 @@ def _make_cell(
             episode[name] = str(folder / episode[name])
     if choice['control'] != 'oracle' and not choice['policy']:
         paths[EMBEDDED_POLICY] = DEFAULT_POLICY
+    if episode.get('latency_profile'):
+        paths['devices.yaml'] = DATA
     schedule = {
         name: choice[name] for name in AXES
         if name not in EPISODE_FIELDS and name not in idle}
