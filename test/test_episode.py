@@ -16,6 +16,7 @@ from vla_edge_ros.sim import rendering
 from vla_edge_ros.sim.episode import BatchParameters, run_episodes, summarise, wilson_interval
 from vla_edge_ros.sim.scene import COLOURS
 from vla_edge_ros.sim.simulator import EpisodeParameters, Simulator
+from vla_edge_ros.sim.world import World
 
 
 class ConstantPolicy:
@@ -243,3 +244,17 @@ def test_the_shipped_policy_follows_what_is_named_and_only_what_it_sees(control,
     successes = [simulator.run(11, index).succeeded for index in range(20)]
     simulator.close()
     assert low <= np.mean(successes) <= high
+
+
+def test_an_action_moves_the_robot_only_after_the_time_of_actuation():
+    parameters = EpisodeParameters(
+        control='oracle', compute_ms=8.0, camera_phase_ms=5.0, actuation_ms=6.0)
+    seen = []
+    Simulator(parameters).run(
+        0, 0, lambda step, world: seen.append(
+            (step.published_ns, world.time_ns, world.tip.copy())))
+    assert all(now_ns - published_ns == 6_000_000 for published_ns, now_ns, _ in seen)
+    start = World()
+    start.reset(np.random.default_rng([0, 0]))
+    np.testing.assert_array_equal(seen[0][2], start.tip)
+    assert np.linalg.norm(seen[1][2] - start.tip) > 1e-3

@@ -2,9 +2,13 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from vla_edge_ros.clock import NS_PER_MS, NS_PER_S
@@ -38,7 +42,7 @@ def live_of(tmp_path, phase_ms=6.0, delay_ms=2.0, cost_ms=8.0, episodes=3):
     for name in ('action_stamp_ns', 'observation_stamp_ns'):  # ROS time is another clock
         trace[name] = np.where(trace[name] >= 0, trace[name] + EPOCH_NS, trace[name])
     outcomes = np.array([result.succeeded for result in results])
-    return LiveRun(outcomes, path, trace, np.full(50, delay_ms))
+    return LiveRun(outcomes, path, trace, np.full(50, delay_ms), np.full(9, 1.0))
 
 
 def test_the_phase_of_the_camera_is_told_from_every_action(tmp_path):
@@ -105,6 +109,7 @@ def test_sides_agree_within_the_tolerances_only(tmp_path, won, moved_ms, agree, 
     assert inputs['camera_phase_ms'] == pytest.approx(6.0, abs=0.01)
     assert inputs['run_ms']['p50'] == pytest.approx(8.0) and inputs['transport_ms']['max'] == 2
     assert inputs['tick_late_ms']['p50'] == 0
+    assert inputs['action_transport_ms']['p50'] == 1
 
 
 def test_ticks_after_the_camera_stopped_are_left_out():
@@ -152,3 +157,19 @@ def test_a_few_episodes_agree_through_dds_and_in_virtual_time(tmp_path, schedule
     assert found['virtual_less_live']['distance'] < CAMERA_PERIOD_MS
     main = {cause for cause, share in found['virtual']['cause_shares'].items() if share > 0.2}
     assert main == {cause for cause, share in found['live']['cause_shares'].items() if share > 0.2}
+
+
+def test_a_signal_ends_the_nodes_too(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'vla_edge_ros.lab.honesty'], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**os.environ, 'TMPDIR': str(tmp_path)})
+    until = time.monotonic() + 60.0
+    while not list(tmp_path.glob('*/deadline_0/sim_node.log')):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.01)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30.0)
+    assert process.returncode == 0 and output.endswith('honesty: stopped\n'), output
+    assert len(children) >= 2 and not any(child.is_running() for child in children)
+    assert not list(tmp_path.iterdir())

@@ -4,7 +4,8 @@ Is virtual time honest? The same episodes through DDS in real time, and in virtu
 ``python -m vla_edge_ros.lab.honesty --json FILE`` runs each schedule both ways: the same worlds,
 instructions and cubes, which move so fast that not every episode succeeds, for where all succeed
 agreement says nothing. Virtual time takes from the live run what it cannot know: the cost of the
-policy's runs, the phase between camera and loop, and the time that a picture needs to the loop.
+policy's runs, the phase between camera and loop, and the time that a picture needs to the loop and
+an action to the robot.
 
 The tolerances stand here since before the measurement. Success: 0.10, for two independent
 samples of 200 episodes differ by up to that in 95 of 100 cases when every other one succeeds.
@@ -17,6 +18,7 @@ gap between the ages of the first and of the second.
 
 import argparse
 from collections import Counter
+from contextlib import nullcontext
 import json
 from pathlib import Path
 import sys
@@ -29,6 +31,7 @@ from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.errors import ConfigError, VlaEdgeError
 from vla_edge_ros.lab.live_episodes import LiveRun, run_live
 from vla_edge_ros.lab.record import environment_record
+from vla_edge_ros.nodes.process import Interrupted, StopRequest
 from vla_edge_ros.outputs import check_file, write_text
 from vla_edge_ros.runtime.loop_parameters import ControlLoopParameters
 from vla_edge_ros.sim.episode import wilson_interval
@@ -71,7 +74,7 @@ def run_virtual(
 
     """
     phases, transport_ms = phases_ms(live.trace), live.transport_ms
-    late_ms = _started_late_ms(live.trace)
+    late_ms, over_ms = _started_late_ms(live.trace), _overhead_ms(live.trace, schedule)
     rng = np.random.default_rng([seed, episodes])
     loop = ControlLoopParameters(schedule=schedule)
     outcomes, ages_ms, causes = [], [], Counter()
@@ -80,6 +83,7 @@ def run_virtual(
         parameters = EpisodeParameters(
             latency_trace=str(live.trace_path), object_speed=object_speed, safe_action='zeros',
             camera_phase_ms=min(float(rng.choice(phases)), CAMERA_PERIOD_MS),
+            actuation_ms=float(np.clip(rng.choice(live.action_transport_ms) + over_ms, 0.0, 20.0)),
             # A tick that starts late sees what comes until then.
             delay_ms=max(float(rng.choice(transport_ms) - rng.choice(late_ms)), 0.0))
         if simulator is None:
@@ -140,15 +144,28 @@ def _started_late_ms(trace: dict[str, np.ndarray]) -> np.ndarray:
     return (trace['started_ns'] - trace['scheduled_ns']) / NS_PER_MS
 
 
+def _overhead_ms(trace: dict[str, np.ndarray], schedule: str) -> float:
+    """Return how much later than at the tick, or than at its run's end, actions go out."""
+    after_ms = (trace['published_ns'] - trace['scheduled_ns']) / NS_PER_MS
+    if schedule == 'deadline':
+        after_ms = (after_ms - _run_ms(trace))[trace['cause'] == 'fresh']
+    return float(np.median(after_ms))
+
+
+def _run_ms(trace: dict[str, np.ndarray]) -> np.ndarray:
+    return np.nansum([trace[f'{stage.value}_ms'] for stage in Stage], axis=0)
+
+
 def _inputs(live: LiveRun) -> dict[str, Any]:
     """Return what virtual time was told of a live run."""
     trace = live.trace
-    run_ms = np.nansum([trace[f'{stage.value}_ms'] for stage in Stage], axis=0)
+    run_ms = _run_ms(trace)
     phases = phases_ms(live.trace) / CAMERA_PERIOD_MS * 2 * np.pi
     mean = np.angle(np.exp(1j * phases).mean()) % (2 * np.pi) / (2 * np.pi) * CAMERA_PERIOD_MS
     return {
         'camera_phase_ms': float(mean),
         'transport_ms': percentiles(live.transport_ms),
+        'action_transport_ms': percentiles(live.action_transport_ms),
         'run_ms': percentiles(run_ms[run_ms > 0]),
         'tick_late_ms': percentiles(_started_late_ms(trace)),
     }
@@ -180,8 +197,12 @@ def measure(schedule: str, speed: float, episodes: int, runs: int, out: Path) ->
     return {'schedule': schedule, 'object_speed': speed, **compare(live, virtual)}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the comparison; exit status 1 when a schedule does not agree."""
+def main(arguments: list[str] | None = None, stop: StopRequest | None = None) -> int:
+    """
+    Run the comparison; exit status 1 when a schedule does not agree.
+
+    A signal that ``stop`` has taken over ends the nodes too, and nothing is written.
+    """
     parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
     parser.add_argument('--episodes', type=int, default=EPISODES, help='of each schedule')
     parser.add_argument('--runs', type=int, default=RUNS, help='starts of the nodes')
@@ -194,13 +215,17 @@ def main(arguments: list[str] | None = None) -> int:
         if options.json:
             check_file('--json', options.json)
         record = {'environment': environment_record(), 'starts': options.runs}
-        with tempfile.TemporaryDirectory() as folder:
+        interruptible = stop.interruptible() if stop else nullcontext()
+        with tempfile.TemporaryDirectory() as folder, interruptible:
             record['schedules'] = [
                 measure(schedule, speed, options.episodes, options.runs, Path(folder))
                 for schedule, speed in SPEEDS.items()]
     except VlaEdgeError as error:
         print(f'honesty: {error}', file=sys.stderr)
         return 2
+    except Interrupted:
+        print('honesty: stopped', file=sys.stderr)
+        return 0
     if options.json:
         write_text('--json', options.json, json.dumps(record, indent=1) + '\n')
     for found in record['schedules']:
@@ -210,4 +235,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
-    raise SystemExit(main())
+    request = StopRequest()
+    request.install()
+    raise SystemExit(main(stop=request))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+import math
 import os
 from pathlib import Path
 import re
@@ -51,6 +52,8 @@ class LiveRun:
         The same, read, without the ticks behind the last episode.
     transport_ms : float [frames]
         From a picture's stamp until the reasoning node could look at it.
+    action_transport_ms : float [reports]
+        From an action's stamp until the robot had it, once a second.
 
     """
 
@@ -58,6 +61,7 @@ class LiveRun:
     trace_path: Path
     trace: dict[str, np.ndarray]
     transport_ms: np.ndarray
+    action_transport_ms: np.ndarray
 
 
 class TransportProbe:
@@ -149,6 +153,7 @@ def run_live(
     tuning = '--params-file', str(share_directory() / 'config' / 'tiny.yaml')
     buffer = f'vla_edge_live_{os.getpid()}'
     state = RunState()
+    lags_ms: list[float] = []
     with NodeProcesses(environment, out) as nodes, TransportProbe(buffer) as probe:
         nodes.start(CAMERA, node_command(CAMERA, *tuning, frame_buffer=buffer))
         with Monitor(state) as monitor:
@@ -160,6 +165,9 @@ def run_live(
                         raise NodeFailed(f'{what} took longer than {limit_s:.0f} s, see {out}')
                     nodes.check()
                     monitor.listen(POLL_S)
+                    lag_ms = float(state.value(SIM, 'action_transport_ms', 'nan'))
+                    if math.isfinite(lag_ms) and lag_ms not in lags_ms[-1:]:
+                        lags_ms.append(lag_ms)
 
             wait(lambda: CAMERA in state.messages, START_LIMIT_S, 'the start of the camera')
             nodes.start(SIM, node_command(
@@ -176,7 +184,7 @@ def run_live(
         nodes.end_all()
     return LiveRun(
         _outcomes(out / f'{SIM}.log', episodes), trace, _until_the_camera_stopped(
-            read_trace(trace)), probe.transport_ms())
+            read_trace(trace)), probe.transport_ms(), np.array(lags_ms))
 
 
 def _until_the_camera_stopped(trace: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

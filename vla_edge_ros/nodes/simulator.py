@@ -16,6 +16,7 @@ from std_srvs.srv import Trigger
 
 from vla_edge_ros.clock import MonotonicClock, NS_PER_MS, NS_PER_S
 from vla_edge_ros.errors import ConfigError, VlaEdgeError
+from vla_edge_ros.nodes.conversions import to_ns
 from vla_edge_ros.nodes.diagnostics import DiagnosticsTimer, OK, Report
 from vla_edge_ros.nodes.messages import ACTION_TYPES, LATCHED, to_time, velocities_at
 from vla_edge_ros.nodes.ros_parameters import RosParameters
@@ -147,7 +148,8 @@ class SimulatorNode(Node):
         self._command, self._command_ns = None, 0
         self._first_action_ns: int | None = None
         self._stepped_ns = self._steady.now_ns()
-        self._unshown, self._resetting = False, None
+        self._unshown, self._resetting, self._frames = False, None, 0
+        self._action_lag_ms = float('nan')
 
         compressed = parameters.camera == 'compressed'
         topic = self.resolve_topic_name('camera/image_raw')
@@ -184,6 +186,7 @@ class SimulatorNode(Node):
         if not self.running:
             self._timer.cancel()
             return
+        restarting = self._restarting
         self._move_to(self._steady.now_ns())
         awaited = self.parameters[SimulatorParameters].wait_for_subscribers
         if not self.published and self._camera.get_subscription_count() < awaited:
@@ -192,11 +195,13 @@ class SimulatorNode(Node):
         self._send_camera(stamp_ns)
         self._send_joints(stamp_ns)
         self.published += 1
+        # A tick is two pictures; the one at which an episode begins is none of its first.
+        self._frames = 0 if restarting else self._frames + 1
         if self._unshown:
             self._unshown = False
             if self._reset.service_is_ready():
                 self._resetting = self._reset.call_async(Trigger.Request())
-        elif self.published % FRAMES_PER_TICK == 0:
+        elif self._frames and self._frames % FRAMES_PER_TICK == 0:
             self._judge(stamp_ns)
 
     def close(self) -> None:
@@ -239,6 +244,9 @@ class SimulatorNode(Node):
         if self._restarting:
             return
         self._command, self._command_ns = message, now_ns
+        if hasattr(message, 'header'):
+            lag_ns = self.get_clock().now().nanoseconds - to_ns(message.header.stamp)
+            self._action_lag_ms = round(lag_ns / NS_PER_MS, 3)
         if self._first_action_ns is None:
             self._first_action_ns = self._command_ns
             if self.parameters[SimulatorParameters].fresh_episodes:
@@ -314,5 +322,6 @@ class SimulatorNode(Node):
             'successes': self.successes,
             'running': self.running,
             'instruction': self._task.instruction,
+            'action_transport_ms': self._action_lag_ms,
         }
         return OK, 'running' if self.running else 'run ended', values

@@ -44,8 +44,9 @@ class EpisodeParameters:
     """What an episode is run with."""
 
     delay_ms: float = parameter(
-        0.0, 'Delay added to every observation, picture and joints', unit='ms',
-        range=(0.0, 5000.0))
+        0.0, 'Delay added to every observation, picture and joints', unit='ms', range=(0.0, 5e3))
+    actuation_ms: float = parameter(
+        0.0, 'Time from an action to the robot obeying it', unit='ms', range=(0.0, 20.0))
     compute_ms: float = parameter(
         8.0, 'Modelled cost of one run of the policy', unit='ms', range=(0.0, 1000.0))
     latency_trace: str = parameter(
@@ -59,16 +60,14 @@ class EpisodeParameters:
     camera_phase_ms: float = parameter(
         -1.0, 'Time from a camera frame to the tick; -1 draws it for every episode', unit='ms',
         range=(-1.0, 1000.0 / CAMERA_HZ))
-    object_speed: float = parameter(
-        0.3, 'Speed of the cubes', unit='m/s', range=(0.0, 2.0))
+    object_speed: float = parameter(0.3, 'Speed of the cubes', unit='m/s', range=(0.0, 2.0))
     control: str = parameter(
         'none', 'Control experiment: the instruction names another cube, the pictures are blank, '
         'or the expert acts on the true but delayed state',
         choices=('none', 'wrong-colour', 'blank', 'oracle'))
     safe_action: str = parameter(
-        'hold', 'What follows when no action is good enough, and between chunks with sync: zeros '
-        'let this robot stand still, hold lets it go on as it went',
-        choices=('hold', 'zeros', 'stop_publishing'))
+        'hold', 'What follows when no action is good enough: zeros let this robot stand still, '
+        'hold lets it go on as it went', choices=('hold', 'zeros', 'stop_publishing'))
     policy: str = parameter('', 'Checkpoint folder; empty takes the default policy')
     eviction: str = parameter(
         'semantic', 'Which frame leaves a full cache', choices=('semantic', 'fifo', 'uniform'))
@@ -320,6 +319,7 @@ class Simulator:
         phase_ns = int(rng.integers(NS_PER_S // CAMERA_HZ))
         if self._parameters.camera_phase_ms >= 0.0:
             phase_ns = int(self._parameters.camera_phase_ms * NS_PER_MS)
+        actuation_ns = int(self._parameters.actuation_ms * NS_PER_MS)
         latency = self._profile.make(int(rng.integers(2**63)))
         admission = AdmissionController()
         admission.seed(*self._profile.medians_ms)
@@ -348,7 +348,7 @@ class Simulator:
             result = loop.tick(scheduled_ns)
             if result.error is not None:
                 raise result.error
-            cell.advance_to(result.published_ns)
+            cell.advance_to(result.published_ns + actuation_ns)
             decisions[result.decision.value] += 1
             steps.append(result)
             runs += result.runs
@@ -395,4 +395,4 @@ class _Cell:
             self._world.step(self.command, frame_ns - self._world.time_ns)
             self._camera.record(self._world)
             self._frames += 1
-        self._world.step(self.command, time_ns - self._world.time_ns)
+        self._world.step(self.command, max(time_ns - self._world.time_ns, 0))
