@@ -52,13 +52,16 @@ def test_one_dominates_if_it_is_as_good_in_everything_and_better_in_something():
     assert dominates(cell('b', 96, p99=100, runs=10), plain)
     assert not dominates(cell('b', 96, p99=120, runs=10), plain)
     assert not dominates(cell('b', 60, p99=80, runs=8), plain)
-    assert at_least_as_good(cell('b', 80, p99=101, runs=10.1), plain)
-    assert not dominates(cell('b', 80, p99=99, runs=9.9), plain)
+    assert at_least_as_good(cell('b', 80, p99=104, runs=10.4), plain)
+    assert not dominates(cell('b', 80, p99=97, runs=9.7), plain)
 
 
 def test_energy_takes_the_place_of_runs_where_it_is_known():
-    frugal = cell('a', 80, runs=30, energy_j=100.0)
-    assert dominates(frugal, cell('b', 80, runs=5, energy_j=200.0))
+    frugal = cell('a', 80, runs=30, energy_j=100.0, energy_j_per_success=1.25)
+    assert dominates(
+        frugal, cell('b', 80, runs=5, energy_j=200.0, energy_j_per_success=2.5))
+    # Whoever completes nothing has no price at all.
+    assert dominates(frugal, cell('b', 0, p99=100.0, runs=5, energy_j=50.0))
 
 
 def test_cell_without_any_action_is_the_oldest_of_all():
@@ -167,4 +170,4 @@ def test_energy_is_unavailable_unless_every_cell_knows_it():
 
 
 def test_room_for_equal_values_is_small():
-    assert 0 < module.ROOM < module.SAME_MEAN < module.OTHER_P99
+    assert 0 < module.ROOM <= module.SAME_MEAN < module.OTHER_P99

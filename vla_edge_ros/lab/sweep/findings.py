@@ -2,8 +2,8 @@
 What a sweep shows and what it does not, in sentences computed from its cells.
 
 Successes are compared by their 95 % intervals: one is shown to be less than another where the
-intervals lie apart, which is stricter than a test at 5 %. Ages and costs come from thousands of
-actions each and are compared by value, with a little room.
+intervals lie apart, which is stricter than a test at 5 %. Ages and costs are compared by value:
+every cell runs the same episodes, and what differs by little counts as equal.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import numpy as np
 
 from vla_edge_ros.lab.sweep.results import CellResult, quantiles, SweepResults
 
-ROOM = 0.02
+ROOM = 0.05
 """Ages and costs that differ by less than this part count as equal."""
 SAME_MEAN, OTHER_P99 = 0.05, 0.25
 """A mean hides a tail where means differ by less, and the p99 by more than this part."""
@@ -69,9 +69,11 @@ def age(cell: CellResult) -> float:
 
 
 def cost(cell: CellResult) -> float:
-    """Return the energy of an episode, J, or the runs a second where energy is not known."""
-    energy_j = cell['energy_j']
-    return cell['runs_per_s'] if np.isnan(energy_j) else energy_j / cell['episodes']
+    """Return the energy per completed task, J, or runs a second where energy is not known."""
+    if np.isnan(cell['energy_j']):
+        return cell['runs_per_s']
+    joules = cell['energy_j_per_success']
+    return np.inf if np.isnan(joules) else joules
 
 
 def shown_worse(one: CellResult, other: CellResult) -> bool:
@@ -105,7 +107,7 @@ def findings(results: SweepResults) -> list[str]:
     """Return the sentences of a sweep."""
     said = []
     for family in families(results):
-        cost_name = 'energy of an episode' if results.has_energy else 'runs a second'
+        cost_name = 'energy per completed task' if results.has_energy else 'runs a second'
         parts = [_scope, _dominance, _never_worse, _stakes, _hidden_tails, _ranks]
         said += [f'{family.name}: {text}' for text in (
             *(part(family, cost_name) for part in parts), _causes(results, family),

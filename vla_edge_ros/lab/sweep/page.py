@@ -21,8 +21,9 @@ NOTE = (
     '<p class="note">Intervals are 95 % (Wilson). Ages are in ms, to 0.1 ms. Planned, refused and '
     'missed: part of the ticks that played a planned action, in which admission refused a full '
     'run, in which a run missed its deadline. A configuration dominates another if it is not '
-    'shown to succeed less often, its p99 is no older and it costs no more, and the same does not '
-    'hold the other way round; points with a black rim are dominated by none.</p>')
+    'shown to succeed less often, its p99 is no older and it costs no more, with 5 % of room, and '
+    'the same does not hold the other way round; points with a black rim are dominated by none.'
+    '</p>')
 
 
 def report_page(results: SweepResults) -> str:
@@ -59,7 +60,7 @@ CONDITION_HEADER = (
 
 def condition_rows(results: SweepResults, family: Family) -> list[tuple[str, ...]]:
     """Return for every condition what there is to choose from."""
-    unit = 'J an episode' if results.has_energy else 'runs/s'
+    unit = 'J a completion' if results.has_energy else 'runs/s'
     rows = []
     for condition in family.conditions:
         best, as_good = condition.best, condition.as_good
