@@ -85,7 +85,7 @@ def test_where_none_dominates_the_trade_off_is_told():
     assert 'No configuration dominates' in text
     assert 'In 1 of 2 conditions one is: young at 8 ms.' in text
     assert ('At 40 ms, 2 of 3 are dominated by none: young has the youngest actions (p99 50 ms, '
-            'runs a second 30, success 0.90 (0.83–0.94)), cheap the lowest') in text
+            '30 runs/s, success 0.90 (0.83–0.94)), cheap costs least (5 runs/s') in text
     assert [condition.name for condition in families(SweepResults(cells, {}, {}))[0].conditions
             if dominating(condition)] == ['8 ms']
 

@@ -45,6 +45,14 @@ def test_what_has_no_effect_is_no_axis():
         ('none', 'semantic'), ('none', 'fifo'), ('oracle', 'semantic')]
 
 
+def test_latency_may_bring_the_power_of_its_device():
+    found = cells({**ORACLE, 'latency': [
+        {'compute_ms': 8, 'power_model': 'h200'}, {'power_model': 'agx-orin', 'compute_ms': 40}]})
+    assert [(cell.values['latency'], cell.values['power_model']) for cell in found] == [
+        ('8 ms', 'h200'), ('40 ms', 'agx-orin')]
+    assert [cell.setup.episode.power_model for cell in found] == ['h200', 'agx-orin']
+
+
 def test_grids_are_put_together_and_equal_cells_taken_once():
     first = {**ORACLE, 'schedule': ['sync', 'latest']}
     assert len(cells(first, {**ORACLE, 'schedule': ['latest', 'deadline']})) == 3
@@ -95,9 +103,13 @@ def test_files_lie_beside_the_sweep_and_are_told_by_content(tmp_path):
     ({'grids': [{'object_speed': []}]}, 'grids[0].object_speed must have one or more values'),
     ({'grids': [{'latency': [8]}]},
      'grids[0].latency must be a mapping of names to values, got 8'),
-    ({'grids': [{'latency': {}}]}, 'grids[0].latency must be compute_ms, or one of '),
+    ({'grids': [{'latency': {}}]},
+     'grids[0].latency must have one of compute_ms, latency_trace, latency_profile, got {}'),
     ({'grids': [{'latency': {'compute_ms': 8, 'latency_trace': 'a'}}]},
-     'grids[0].latency must be compute_ms, or one of '),
+     'grids[0].latency must have one of compute_ms, latency_trace, latency_profile, got {'),
+    ({'grids': [{'latency': {'power_model': 'h200'}}]},
+     'grids[0].latency must have one of compute_ms, latency_trace, latency_profile, got {'),
+    ({'grids': [{'latency': {'compute_ms': 8, 'power_model': 'sun'}}]}, 'grids[0].power'),
     ({'grids': [{'latency': {'compute_ms': -1}}]},
      'grids[0].latency.compute_ms must be in 0.0..1000.0 ms, got -1.0'),
     ({'grids': [{'latency': {'latency_trace': 'none.csv'}}]},

@@ -8,11 +8,13 @@ from functools import partial
 import hashlib
 from importlib import metadata
 import json
+import math
 import os
 from pathlib import Path
 import platform
 from typing import Any
 
+import numpy as np
 import yaml
 
 import vla_edge_ros
@@ -41,6 +43,7 @@ from vla_edge_ros.lab.sweep.tables import age_table, cell_table, episode_table
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_folder, FOLDERS_ARE_MADE, write_text
 from vla_edge_ros.progress import duration, SlowProgress
+from vla_edge_ros.sim.episode import WILSON_Z
 
 FORMAT = 1
 SAMPLES = 48
@@ -224,7 +227,12 @@ def _estimate(sweep: Sweep, folder: Path, workers: int, stop: StopRequest) -> st
     setups = [cell.setup for cell in sweep.cells]
     times_s = time_episodes(setups, blocks, SAMPLES, workers, stop)
     left = sweep.episodes - len(done)
-    mean_s = sum(times_s) / len(times_s)
+    mean_s = float(np.mean(times_s))
+    # Cells differ tenfold in cost: a sample tells the mean no better than this.
+    spread_s = WILSON_Z * float(np.std(times_s)) / math.sqrt(len(times_s))
+    low, middle, high = (
+        duration(left * max(seconds, 0.0) / workers)
+        for seconds in (mean_s - spread_s, mean_s, mean_s + spread_s))
     return (
-        f'{left:,} left to do: an estimated {duration(left * mean_s / workers)} with {workers} '
+        f'{left:,} left to do: an estimated {middle} ({low} to {high}) with {workers} '
         f'processes here, from {len(times_s)} episodes timed now, {1000 * mean_s:.0f} ms each')

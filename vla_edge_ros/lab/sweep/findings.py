@@ -76,6 +76,13 @@ def cost(cell: CellResult) -> float:
     return np.inf if np.isnan(joules) else joules
 
 
+def cost_text(cell: CellResult) -> str:
+    """Return the same with its unit."""
+    if np.isnan(cell['energy_j']):
+        return f'{cost(cell):.3g} runs/s'
+    return 'none completed' if np.isinf(cost(cell)) else f'{cost(cell):.3g} J a completed task'
+
+
 def shown_worse(one: CellResult, other: CellResult) -> bool:
     """Tell whether one is shown to succeed less often than the other."""
     return one['success_high'] < other['success_low']
@@ -167,9 +174,8 @@ def _dominance(family: Family, cost_name: str) -> str:
         text += (
             f' At {largest.name}, {len(undominated)} of {len(largest.cells)} are dominated by '
             f'none: {youngest.choice} has the youngest actions (p99 {age(youngest):.0f} ms, '
-            f'{cost_name} {cost(youngest):.3g}, success {youngest.success}), {cheapest.choice} '
-            f'the lowest {cost_name} ({cost(cheapest):.3g}, p99 {age(cheapest):.0f} ms, success '
-            f'{cheapest.success}).')
+            f'{cost_text(youngest)}, success {youngest.success}), {cheapest.choice} costs least '
+            f'({cost_text(cheapest)}, p99 {age(cheapest):.0f} ms, success {cheapest.success}).')
     return text
 
 

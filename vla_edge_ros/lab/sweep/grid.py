@@ -32,8 +32,11 @@ from vla_edge_ros.sim.episode_row import EpisodeSetup
 from vla_edge_ros.sim.simulator import EpisodeParameters, ONLY_POLICY
 from vla_edge_ros.sim.tasks import MAX_SEED
 
-LATENCY = ('compute_ms', 'latency_trace', 'latency_profile', 'profile_model')
-"""Parameters of an episode that say what a run costs: the keys of a ``latency``."""
+SOURCES = ('compute_ms', 'latency_trace', 'latency_profile')
+"""Parameters of an episode that say what a run costs: a ``latency`` has one of them."""
+ONLY_LATENCY = (*SOURCES, 'profile_model')
+LATENCY = (*ONLY_LATENCY, 'power_model')
+"""Parameters that may stand in a ``latency``; its power is that of the same device."""
 FILES = ('latency_trace', 'policy')
 """Parameters that name a file or a folder, from where the sweep's own file lies."""
 EMBEDDED_POLICY = 'embedded policy'
@@ -41,7 +44,7 @@ EPISODE_FIELDS = {
     field.name: field for field in dataclasses.fields(EpisodeParameters)}
 AXES = {
     **{field.name: field for field in dataclasses.fields(ScheduleParameters)},
-    **{name: field for name, field in EPISODE_FIELDS.items() if name not in LATENCY},
+    **{name: field for name, field in EPISODE_FIELDS.items() if name not in ONLY_LATENCY},
 }
 CHECKPOINT_SUFFIXES = ('.json', '.safetensors')
 MAX_EPISODES = 1_000_000
@@ -227,15 +230,15 @@ def _check(field: str, axis: dataclasses.Field, value: Any) -> Any:
 
 def _read_latency(field: str, value: Any) -> dict[str, Any]:
     _check_keys(field, value, LATENCY)
-    if 'compute_ms' in value and len(value) > 1 or not value:
-        rule = f'must be compute_ms, or one of {", ".join(LATENCY[1:])}'
+    if sum(name in SOURCES for name in value) != 1:
+        rule = f'must have one of {", ".join(SOURCES)}'
         raise ConfigError(field, rule, value)
     if value.get('latency_profile') == MEASURED:
         rule = 'must not be measured, which differs each time: record a trace and give that'
         raise ConfigError(f'{field}.latency_profile', rule, MEASURED)
     return {
-        name: _check(f'{field}.{name}', EPISODE_FIELDS[name], given)
-        for name, given in value.items()}
+        name: _check(f'{field}.{name}', EPISODE_FIELDS[name], value[name])
+        for name in LATENCY if name in value}
 
 
 def _combinations(grid: Mapping[str, list]) -> Iterator[dict[str, Any]]:
@@ -249,8 +252,9 @@ def _make_cell(
     """Return the cell of one combination; notes the files that it needs."""
     idle = [*(ONLY_OVERLAP if choice['schedule'] != 'overlap' else ()),
             *(ONLY_POLICY if choice['control'] == 'oracle' else ())]
-    values = {name: '' if name in idle else value for name, value in choice.items()}
     latency = choice['latency']
+    choice = choice | {name: latency[name] for name in latency if name in AXES}
+    values = {name: '' if name in idle else value for name, value in choice.items()}
     values['latency'] = latency_name(latency)
     episode = {
         name: value for name, value in (choice | latency).items()
@@ -279,7 +283,8 @@ def latency_name(latency: Mapping[str, Any]) -> str:
     if 'compute_ms' in latency:
         return f'{latency["compute_ms"]:g} ms'
     return ' '.join(
-        Path(value).stem if name in FILES else str(value) for name, value in latency.items())
+        Path(value).stem if name in FILES else str(value) for name, value in latency.items()
+        if name not in AXES)
 
 
 def _check_files(setup: EpisodeSetup, checked: set[tuple]) -> None:

@@ -7,7 +7,15 @@ import numpy as np
 
 from vla_edge_ros.lab.report import AGE_NOTE, html_list, html_page, html_table
 from vla_edge_ros.lab.sweep import plots
-from vla_edge_ros.lab.sweep.findings import age, cost, families, Family, findings, front
+from vla_edge_ros.lab.sweep.findings import (
+    age,
+    cost,
+    cost_text,
+    families,
+    Family,
+    findings,
+    front,
+)
 from vla_edge_ros.lab.sweep.results import quantiles, SweepResults
 
 CELL_COLUMNS = (
@@ -45,7 +53,7 @@ def findings_text(results: SweepResults) -> str:
     for family in families(results):
         lines += ['', f'## {family.name}', '', _row(CONDITION_HEADER),
                   '|' + '---|' * len(CONDITION_HEADER)]
-        lines += [_row(row) for row in condition_rows(results, family)]
+        lines += [_row(row) for row in condition_rows(family)]
     return '\n'.join([*lines, ''])
 
 
@@ -58,9 +66,8 @@ CONDITION_HEADER = (
     'cheapest of these', 'cost', 'dominated by none')
 
 
-def condition_rows(results: SweepResults, family: Family) -> list[tuple[str, ...]]:
+def condition_rows(family: Family) -> list[tuple[str, ...]]:
     """Return for every condition what there is to choose from."""
-    unit = 'J a completion' if results.has_energy else 'runs/s'
     rows = []
     for condition in family.conditions:
         best, as_good = condition.best, condition.as_good
@@ -68,7 +75,7 @@ def condition_rows(results: SweepResults, family: Family) -> list[tuple[str, ...
         rows.append((
             condition.name, best.choice, best.success,
             f'{len(as_good)} of {len(condition.cells)}', youngest.choice,
-            f'{age(youngest):.0f} ms', cheapest.choice, f'{cost(cheapest):.3g} {unit}',
+            f'{age(youngest):.0f} ms', cheapest.choice, cost_text(cheapest),
             str(len(front(condition.cells)))))
     return rows
 
@@ -96,7 +103,7 @@ def _family_parts(results: SweepResults, family: Family) -> list[str]:
     tails = _cause_rows(results, family)
     return [
         f'<h2>{name}: what to choose from</h2>',
-        html_table(condition_rows(results, family), CONDITION_HEADER),
+        html_table(condition_rows(family), CONDITION_HEADER),
         f'<h2>{name}: success of every configuration</h2>{plots.success_table(family)}',
         f'<h2>{name}: success and age</h2>{plots.success(family)}',
         f'<h2>{name}: success and '

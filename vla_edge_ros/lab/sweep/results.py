@@ -167,6 +167,10 @@ def _read_cells(rows: Sequence[Mapping[str, str]]) -> list[CellResult]:
     varying = {
         key: {name for name in cells[0].axes if len({cell.axes[name] for cell in family}) > 1}
         for key, family in families.items()}
+    for key, family in families.items():
+        pairs = {(cell.axes.get('latency'), cell.axes.get('power_model')) for cell in family}
+        if len(pairs) == len({latency for latency, _ in pairs}):
+            varying[key].discard('power_model')  # latency says it already
     return [_named(cell, varying[tuple(cell.axes.get(name) for name in FAMILY)])
             for cell in cells]
 
