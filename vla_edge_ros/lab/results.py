@@ -228,10 +228,10 @@ def sweep_lines() -> list[str]:
         f'**Sweeps**: `config/sweep_small.yaml`, {last["ran"]:,} episodes in {cells} cells, took '
         f'{last["seconds"] / 60:.1f} min with {first["workers"]} processes '
         f'({_source(first["environment"])}, load {first["environment"]["load_average_1min"]:.1f} '
-        'when it began). `config/sweep_paper.yaml`: ' + '; '.join(estimate['told']) +
+        'when it began). `config/sweep_paper.yaml`, by `--dry-run`: ' + '; '.join(estimate['told']) +
         f' ({_source(estimate["environment"])}, load '
-        f'{estimate["environment"]["load_average_1min"]:.1f}). What the small one says, from '
-        '[its findings](docs/results/sweep_small/findings.md):', '',
+        f'{estimate["environment"]["load_average_1min"]:.1f}). Some of what the small one says, '
+        'all of it in [its findings](docs/results/sweep_small/findings.md):', '',
         *(line for line in said if any(words in line for words in TOLD)),
     ]
 
