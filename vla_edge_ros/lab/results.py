@@ -15,7 +15,7 @@ import sys
 
 from vla_edge_ros.lab.evidence_tables import energy_table, honesty_table, write_power_models
 from vla_edge_ros.lab.record import environment_record
-from vla_edge_ros.lab.sweep.names import CELLS, CONFIGURATION, FINDINGS, SESSIONS
+from vla_edge_ros.lab.sweep.published import keep_estimate, keep_sweep, sweep_lines
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.runtime.action_queue import PLANNED_CAUSES
 from vla_edge_ros.sim.tasks import TICK_HZ
@@ -35,8 +35,6 @@ SCHEDULES = {
     'latest': ['--schedule', 'latest'],
 }
 """Options of ``vla-edge sim`` for each row of the table of schedules."""
-TOLD = ('configurations under', 'dominates', 'in no condition shown', 'matters in')
-"""What of a sweep's findings the README repeats."""
 EXPERT = ['--control', 'oracle', '--chunk-steps', '8']
 """Chunks of 8 actions, of the expert, for those of the embedded policy have only 3."""
 
@@ -51,8 +49,8 @@ def measure(names: list[str]) -> None:
         'sim': lambda path: _sim(vla_edge, path),
         'schedules': lambda path: _schedules(vla_edge, path),
         'honesty': lambda path: _call([*lab, 'vla_edge_ros.lab.honesty', '--json', path]),
-        'sweep_small': lambda path: _sweep(vla_edge, path.stem),
-        'sweep_paper': lambda path: _estimate(vla_edge, path),
+        'sweep_small': lambda path: keep_sweep(vla_edge, path.stem, ROOT),
+        'sweep_paper': lambda path: keep_estimate(vla_edge, path, ROOT),
         'telemetry': lambda path: _call(
             [*lab, 'vla_edge_ros.lab.bench_telemetry', '--json', path]),
         'chunk': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_chunk', '--json', path]),
@@ -102,25 +100,6 @@ def _simulate(vla_edge: list[str], path: Path, settings: list[list]) -> None:
         runs.append(summary | {'environment': environment_record()})
     (ROOT / part).unlink()
     (ROOT / path).write_text(json.dumps(runs, indent=1) + '\n', encoding='utf-8')
-
-
-def _sweep(vla_edge: list[str], name: str) -> None:
-    """Run a ready sweep afresh; what is small of it is kept."""
-    out, kept = ROOT / 'out' / name, RECORDS / name
-    shutil.rmtree(out, ignore_errors=True)
-    _call([*vla_edge, 'sweep', f'config/{name}.yaml', '--out', f'out/{name}'])
-    _call([*vla_edge, 'report', f'out/{name}'])
-    kept.mkdir(parents=True, exist_ok=True)
-    for file in (CONFIGURATION, CELLS, FINDINGS, SESSIONS):
-        shutil.copy(out / file, kept / file)
-
-
-def _estimate(vla_edge: list[str], path: Path) -> None:
-    command = [*vla_edge, 'sweep', f'config/{path.stem}.yaml', '--dry-run']
-    print(*command, flush=True)
-    done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
-    record = {'told': done.stdout.splitlines(), 'environment': environment_record()}
-    (ROOT / path).write_text(json.dumps(record, indent=1) + '\n', encoding='utf-8')
 
 
 def load(name: str):
@@ -214,28 +193,6 @@ def schedule_table() -> list[str]:
     return lines
 
 
-def sweep_lines() -> list[str]:
-    """Return how long the ready sweeps take, and what the small one found."""
-    folder = RECORDS / 'sweep_small'
-    sessions = [json.loads(line) for line in (folder / SESSIONS).read_text().splitlines()]
-    (first,) = (session for session in sessions if 'environment' in session)
-    (last,) = (session for session in sessions if 'ended' in session)
-    cells = len((folder / CELLS).read_text(encoding='utf-8').splitlines()) - 1
-    estimate = load('sweep_paper')
-    text = (folder / FINDINGS).read_text(encoding='utf-8')
-    said = [line for line in text.splitlines() if line.startswith('- ')]
-    return [
-        f'**Sweeps**: `config/sweep_small.yaml`, {last["ran"]:,} episodes in {cells} cells, took '
-        f'{last["seconds"] / 60:.1f} min with {first["workers"]} processes '
-        f'({_source(first["environment"])}, load {first["environment"]["load_average_1min"]:.1f} '
-        'when it began). `config/sweep_paper.yaml`, by `--dry-run`: ' + '; '.join(estimate['told']) +
-        f' ({_source(estimate["environment"])}, load '
-        f'{estimate["environment"]["load_average_1min"]:.1f}). Some of what the small one says, '
-        'all of it in [its findings](docs/results/sweep_small/findings.md):', '',
-        *(line for line in said if any(words in line for words in TOLD)),
-    ]
-
-
 def engine_tables() -> list[str]:
     """Return parity and cost of the engine."""
     chunk, parity, eviction, buffer = map(load, ('chunk', 'parity', 'eviction', 'frame_buffer'))
@@ -294,8 +251,8 @@ def evidence() -> list[str]:
 def results_section() -> str:
     """Return the generated part of the README."""
     return '\n'.join([
-        *demo_table(), '', *sim_table(), '', *schedule_table(), '', *sweep_lines(), '',
-        *evidence(), *engine_tables()])
+        *demo_table(), '', *sim_table(), '', *schedule_table(), '',
+        *sweep_lines(RECORDS, _source), '', *evidence(), *engine_tables()])
 
 
 def renew(text: str) -> str:
