@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vla_edge_ros.errors import ConfigError
-from vla_edge_ros.policy.shapes import load_shape, SHAPES
+from vla_edge_ros.policy.shapes import head_rows, load_shape, SHAPES
 from vla_edge_ros.runtime.device_model import BOUNDS, Cost, DeviceLatency, DeviceModel, full_slots
 from vla_edge_ros.runtime.devices import catalogue, find_device, find_weights, Jitter
 from vla_edge_ros.telemetry.stages import Stage
@@ -18,7 +18,9 @@ TOLERANCE = 0.15
 
 
 def model(shape='random:1.5b', device='h200', weights='bf16'):
-    return DeviceModel(load_shape(shape), find_device(device), find_weights(weights))
+    config = load_shape(shape)
+    return DeviceModel(
+        config, find_device(device), find_weights(weights), head_rows(shape, config))
 
 
 def chunk_s(stages):
@@ -89,6 +91,16 @@ def test_nothing_is_faster_than_its_bytes_at_the_stated_bandwidth():
 def test_a_tiny_network_is_bound_by_latency_and_a_large_one_by_memory():
     assert model('').stages()[Stage.DECODE].bound == 'latency'
     assert model(device='orin-nano').stages()[Stage.DECODE].bound == 'memory'
+
+
+def test_a_policy_reads_the_rows_of_its_action_tokens_and_a_shape_the_whole_vocabulary():
+    config = load_shape('random:1.5b')
+    assert head_rows('random:1.5b', config) == 151936 and head_rows('', config) == 256
+    device, weights = find_device('h200'), find_weights('bf16')
+    few, all_rows = (
+        DeviceModel(config, device, weights, rows).decoded_token(1) for rows in (None, 151936))
+    saved_bytes = 2 * 1536 * (151936 - 256)
+    assert (all_rows.memory - few.memory) * 0.88 * 4.8e12 == pytest.approx(saved_bytes, rel=0.01)
 
 
 def test_a_cost_is_bound_by_what_takes_most_of_it():

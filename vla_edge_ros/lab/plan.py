@@ -9,7 +9,7 @@ from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.kernels.memory_plan import total_bytes
 from vla_edge_ros.policy import vision
 from vla_edge_ros.policy.policy_config import PolicyConfig
-from vla_edge_ros.policy.shapes import load_shape, RANDOM, SHAPES
+from vla_edge_ros.policy.shapes import head_rows, load_shape, RANDOM, SHAPES
 from vla_edge_ros.policy.work import decoder_parameters
 from vla_edge_ros.runtime.device_model import Cost, DeviceModel, full_slots
 from vla_edge_ros.runtime.devices import catalogue, Device, Weights
@@ -39,6 +39,8 @@ class Plan:
         Cached slots behind which a run takes its frame in.
     tokens : int
         Decoded tokens of a chunk.
+    head_rows : int
+        Rows of the vocabulary that each is chosen from.
 
     """
 
@@ -49,6 +51,7 @@ class Plan:
     margin_ms: float
     length: int
     tokens: int
+    head_rows: int
 
     @property
     def weights(self) -> Weights:
@@ -58,7 +61,8 @@ class Plan:
     @property
     def stages(self) -> dict[Stage, Cost]:
         """The cost of every stage of the median run."""
-        return DeviceModel(self.config, self.device, self.weights).stages(self.length, self.tokens)
+        model = DeviceModel(self.config, self.device, self.weights, self.head_rows)
+        return model.stages(self.length, self.tokens)
 
     @property
     def total(self) -> Cost:
@@ -117,7 +121,7 @@ def make_plan(
     config = load_shape(model)
     return Plan(
         config, device, weights, loop, margin_ms, full_slots(config) if slots is None else slots,
-        config.decode_tokens if tokens is None else tokens)
+        config.decode_tokens if tokens is None else tokens, head_rows(model, config))
 
 
 def with_steps(plan: Plan, steps: int) -> Plan:

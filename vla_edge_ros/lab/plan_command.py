@@ -79,6 +79,7 @@ def describe(plan: Plan, model: str) -> dict[str, Any]:
         'prediction': plan.prediction,
         'slots': plan.length,
         'tokens': plan.tokens,
+        'chosen_from': plan.head_rows,
         'rate_hz': plan.loop.rate_hz,
         'deadline_ms': plan.loop.deadline_ms,
         'margin_ms': plan.margin_ms,
@@ -106,8 +107,9 @@ def show(record: dict[str, Any], console: Console) -> None:
     what = 'PREDICTION: ' + record['prediction'] if record['prediction'] else (
         'This device was measured; the figures are those of the model fitted to it')
     say(what)
-    say(f'{record["model"]} on {record["device_title"]}, weights {record["weights"]}, '
-        f'{record["tokens"]} tokens a chunk behind {record["slots"]:,} cached slots')
+    say(f'{record["model"]} on {record["device_title"]}, weights {record["weights"]}: a chunk of '
+        f'{record["tokens"]} tokens, each of {record["chosen_from"]:,}, behind '
+        f'{record["slots"]:,} cached slots')  # fmt: skip
     table = Table('stage', *(f'{name}, ms' for name in ('memory', 'compute', 'latency', 'total')),
                   'bound by')  # fmt: skip
     for stage, cost in record['stages_ms'].items():

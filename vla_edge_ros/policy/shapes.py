@@ -43,3 +43,13 @@ def load_shape(model: str = '') -> PolicyConfig:
         raise ConfigError('model', f'must be a checkpoint folder or one of {names}', model)
     return replace(
         PolicyConfig.load(DEFAULT_POLICY), transformer=SHAPES[name], kv_slots=REFERENCE_KV_SLOTS)
+
+
+def head_rows(model: str, config: PolicyConfig) -> int:
+    """
+    Return how many rows of the vocabulary's matrix a decoded token is chosen from.
+
+    A policy chooses among its action tokens only; a shape from its whole vocabulary, as
+    ``vla-edge bench engine`` measures it.
+    """
+    return config.transformer.vocab_size if model.startswith(RANDOM) else config.bins

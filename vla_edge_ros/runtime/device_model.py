@@ -68,6 +68,8 @@ class DeviceModel:
     device : Device
     weights : Weights
         How the matrices of the layers are held.
+    head_rows : int, optional
+        Rows of the vocabulary that a token is chosen from; the action tokens when left out.
     figures : EngineFigures, optional
         Of the engine; the package's own when left out.
 
@@ -75,8 +77,9 @@ class DeviceModel:
 
     def __init__(
         self, config: PolicyConfig, device: Device, weights: Weights,
-        figures: EngineFigures | None = None,
+        head_rows: int | None = None, figures: EngineFigures | None = None,
     ):
+        self._head_rows = config.bins if head_rows is None else head_rows
         self._config = config
         self._network = config.transformer
         self._weights = weights
@@ -111,7 +114,7 @@ class DeviceModel:
         for work in layer_products(self._network, 1, self._weights.bytes).values():
             layer += self._roof(work)
         layer += self._attention(length, 1, 1)
-        head = self._roof(product(self._network.vocab_size, self._network.hidden_size, 1))
+        head = self._roof(product(self._head_rows, self._network.hidden_size, 1))
         return layer * layers + head + Cost(latency=waits)
 
     def stages(self, length: int | None = None, tokens: int | None = None) -> dict[Stage, Cost]:

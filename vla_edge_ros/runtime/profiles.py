@@ -16,7 +16,7 @@ import numpy as np
 from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.policy.policy_config import DEFAULT_POLICY
-from vla_edge_ros.policy.shapes import load_shape, RANDOM
+from vla_edge_ros.policy.shapes import head_rows, load_shape, RANDOM
 from vla_edge_ros.runtime.device_model import DeviceLatency, DeviceModel
 from vla_edge_ros.runtime.devices import catalogue, find_device, find_weights
 from vla_edge_ros.runtime.latency import LatencyModel, RecordedLatency
@@ -96,7 +96,7 @@ def load_profile(name: str, model: str = '', backend: str = 'auto') -> LatencyPr
         raise ConfigError('latency_profile', rule, name)
     device = find_device(device_name)
     weights = find_weights(weights_name or DEFAULT_WEIGHTS, 'weights of latency_profile')
-    costs = DeviceModel(config, device, weights).stages()
+    costs = DeviceModel(config, device, weights, head_rows(model, config)).stages()
     medians_ns = {stage: round(cost.seconds * 1e9) for stage, cost in costs.items()}
     about = {
         'profile': name, 'model': model or 'embedded policy',
