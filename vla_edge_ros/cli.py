@@ -17,6 +17,7 @@ COMMANDS = {
     'report': ('vla_edge_ros.lab.report_command', 'write a page from a sweep or from traces'),
     'replay': ('vla_edge_ros.replay.replay', 'run a recorded bag through the policy'),
     'plan': ('vla_edge_ros.lab.plan_command', 'tell whether a deadline holds on a device'),
+    'profile': ('vla_edge_ros.lab.profile_command', 'tell where the time of a run goes, and why'),
     'bench': ('vla_edge_ros.lab.bench_engine', 'measure the CUDA engine on a GPU'),
     'parity': ('vla_edge_ros.lab.parity', 'compare the decoder with Hugging Face'),
     'train': ('vla_edge_ros.lab.train.train', 'train the embedded default policy'),

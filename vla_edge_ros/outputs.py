@@ -72,6 +72,13 @@ def write_text(option: str, path: Path, text: str, whole: bool = False) -> None:
             os.replace(target, path)
 
 
+def write_bytes(option: str, path: Path, content: bytes) -> None:
+    """Write a file as :func:`write_text` does."""
+    with _told_as(option, path, 'a file that can be written'):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
 @contextmanager
 def _told_as(option: str, path: Path, what: str) -> Iterator[None]:
     try:

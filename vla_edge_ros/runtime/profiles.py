@@ -166,14 +166,18 @@ def measure_stages(
     """
     from vla_edge_ros.policy.policy import Policy  # imports the kernels
 
-    policy = Policy.load(folder or DEFAULT_POLICY, backend=backend)
+    return time_stages(Policy.load(folder or DEFAULT_POLICY, backend=backend), runs)
+
+
+def time_stages(policy, runs: int = MEASURED_RUNS) -> dict[Stage, np.ndarray]:
+    """Time the stages of a loaded policy behind a full cache, as :func:`measure_stages`."""
     config = policy.config
     policy.set_instruction('reach the red cube')
     rng = np.random.default_rng(0)
     shape = (config.image_height, config.image_width, 3)
     joints = np.asarray(config.proprioception_mean, np.float32)
     rows = []
-    for index in range(config.max_frames + 1 + runs):
+    for index in range(policy.cache.layout.max_frames + 1 + runs):
         observation = policy.observe(rng.integers(0, 256, shape, np.uint8), joints, 1 + index)
         began_ns = time.perf_counter_ns()
         policy.act()
