@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -125,10 +126,23 @@ def test_auto_takes_a_gpu_only_where_it_can_run_the_network(
     for name, value in change.items():
         setattr(fake, name, value)
     monkeypatch.setattr(driver, 'Gpu', lambda: fake)
+    monkeypatch.setattr(driver, 'Device', lambda: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(available.util, 'find_spec', lambda name: installed or None)
     monkeypatch.setattr(available, 'version', lambda name: '13.0.3')
     found, why = available.find_gpu(config)
     assert found is (reason == 'found Some GPU') and reason in why
+
+
+def test_auto_takes_the_cpu_where_the_gpu_takes_no_program_more(monkeypatch):
+    def refuse():
+        raise BackendUnavailable('backend cuda', 'cannot start on Some GPU', 'EXCLUSIVE_PROCESS')
+
+    monkeypatch.setattr(driver, 'Gpu', FakeGpu)
+    monkeypatch.setattr(driver, 'Device', refuse)
+    monkeypatch.setattr(available.util, 'find_spec', lambda name: True)
+    monkeypatch.setattr(available, 'version', lambda name: '13.0.3')
+    module, backend = load_backend('auto', TINY)
+    assert module.__name__.endswith('.cpu') and 'EXCLUSIVE_PROCESS' in backend
 
 
 def test_without_the_bindings_the_backend_says_what_to_install(monkeypatch):

@@ -25,6 +25,10 @@ def find_gpu(config) -> tuple[bool, str]:
             return False, f'found {device.name}, but numba-cuda is not installed'
         if device.cuda_major < int(version('cuda-bindings').split('.')[0]):
             return False, f'the driver of {device.name} is older than the CUDA packages'
+        # Others may hold it for themselves, or all of its memory.
+        driver.Device().close()
         return True, f'found {device.name}'
     except ConfigError as error:
         return False, str(error)
+    except (BackendUnavailable, driver.CudaError) as error:
+        return False, f'found {device.name}, but it cannot be used: {error}'
