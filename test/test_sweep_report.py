@@ -11,7 +11,7 @@ import pytest
 
 from vla_edge_ros import cli
 from vla_edge_ros.lab.sweep.names import CELLS, CONFIGURATION, FINDINGS, REPORT
-from vla_edge_ros.lab.sweep.results import read_results
+from vla_edge_ros.lab.sweep.results import common_model, read_results
 from vla_edge_ros.nodes.process import StopRequest
 
 GRID = """
@@ -188,3 +188,25 @@ def test_unfinished_sweep_is_told_to_be_finished_first(folder, tmp_path, capsys)
 def test_same_trace_twice_is_refused(traces, capsys):
     assert run('report', traces[0], traces[0]) == 2
     assert 'must name every trace once' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('latencies', 'model'), [
+    (['h200 random:1.5b', 'agx-orin:int4 random:1.5b'], 'random:1.5b'),
+    (['h200 random:1.5b', 'h200 random:0.5b'], ''), (['8 ms', '40 ms'], ''),
+    (['h200', 'agx-orin'], ''), (['8 ms', 'h200 random:1.5b'], ''),
+])
+def test_policy_that_all_latencies_are_of_is_told_once(latencies, model):
+    assert common_model(latencies) == model
+
+
+def test_devices_are_told_without_the_policy_they_share(tmp_path):
+    (tmp_path / 'grid.yaml').write_text(
+        'episodes: 2\ngrids:\n- control: oracle\n  schedule: [sync, latest]\n  latency:\n'
+        '  - {latency_profile: h200, profile_model: "random:1.5b", power_model: h200}\n'
+        '  - {latency_profile: agx-orin, profile_model: "random:1.5b", power_model: agx-orin}\n')
+    assert run('sweep', tmp_path / 'grid.yaml', '--out', tmp_path / 'out') == 0
+    results = read_results(tmp_path / 'out')
+    assert {cell.condition for cell in results.cells} == {'h200', 'agx-orin'}
+    assert run('report', tmp_path / 'out') == 0
+    text = (tmp_path / 'out' / REPORT).read_text(encoding='utf-8')
+    assert 'latencies of the policy random:1.5b' in text

@@ -79,8 +79,13 @@ def cost(cell: CellResult) -> float:
 def cost_text(cell: CellResult) -> str:
     """Return the same with its unit."""
     if np.isnan(cell['energy_j']):
-        return f'{cost(cell):.3g} runs/s'
-    return 'none completed' if np.isinf(cost(cell)) else f'{cost(cell):.3g} J a completed task'
+        return f'{figure(cost(cell))} runs/s'
+    return 'none completed' if np.isinf(cost(cell)) else f'{figure(cost(cell))} J a completed task'
+
+
+def figure(value: float) -> str:
+    """Return a number to three figures, never with an exponent."""
+    return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
 
 
 def shown_worse(one: CellResult, other: CellResult) -> bool:
@@ -324,10 +329,12 @@ def _energy(results: SweepResults, family: Family) -> str:
     if not able:
         return 'Energy per completed task: none was completed.'
     least, most = (choose(able, key=_joules) for choose in (min, max))
+    text = ' to '.join(
+        f'{figure(_joules(cell))} J ({cell.choice} at {cell.condition}, success {cell.success})'
+        for cell in (least, most))
     return (
         'Energy per completed task, by the power model and with all failed episodes: from '
-        f'{_joules(least):.3g} J ({least.choice} at {least.condition}, success {least.success}) '
-        f'to {_joules(most):.3g} J ({most.choice} at {most.condition}, success {most.success}).')
+        f'{text}.')
 
 
 def _joules(cell: CellResult) -> float:

@@ -13,6 +13,7 @@ from vla_edge_ros.lab.sweep.findings import (
     cost_text,
     families,
     Family,
+    figure,
     findings,
     front,
 )
@@ -87,6 +88,8 @@ def origin(results: SweepResults) -> str:
         f'{len(results.cells)} cells of {results.configuration.get("episodes")} episodes for each '
         f'of the seeds {results.configuration.get("seeds")}, in virtual time; vla_edge_ros '
         f'{versions.get("vla_edge_ros")}, sources {versions.get("sources")}')
+    if results.model:
+        text += f', latencies of the policy {results.model}'
     started = [session for session in results.sessions if 'environment' in session]
     if started:
         record = started[-1]['environment']
@@ -135,7 +138,7 @@ def _cell_rows(results: SweepResults) -> list[tuple[str, ...]]:
         if name == 'success_rate':
             return cell.success
         value = cell[name]
-        return '' if np.isnan(value) else f'{value:.3g}'
+        return '' if np.isnan(value) else figure(value)
 
     return [
         (cell.family, cell.condition, cell.choice,

@@ -43,7 +43,7 @@ def success(family: Family) -> str:
     """Draw success with its 95 % interval against the p99 of the age, for every condition."""
     figure, axes = _facets(len(family.conditions), 2.1, sharey=True)
     for one, condition in zip(axes, family.conditions):
-        one.set_title(condition.name, fontsize=9)
+        one.set_title(condition.name.replace(', ', '\n', 1), fontsize=8)
         for cell in condition.cells:
             if not np.isfinite(age(cell)):
                 continue
@@ -136,7 +136,7 @@ def trade_offs(results: SweepResults, family: Family) -> str:
 
     figure, axes = _facets(len(family.conditions), 2.1, sharey=True)
     for one, condition in zip(axes, family.conditions):
-        one.set_title(condition.name, fontsize=9)
+        one.set_title(condition.name.replace(', ', '\n', 1), fontsize=8)
         undominated = front(condition.cells)
         for cell in condition.cells:
             if np.isnan(price(cell)):

@@ -78,6 +78,8 @@ class SweepResults:
         What ``sweep.yaml`` holds.
     sessions : list of dict
         What ``sessions.jsonl`` holds.
+    model : str
+        The policy that all latencies are of, left out of their names; '' if there are several.
 
     """
 
@@ -85,6 +87,7 @@ class SweepResults:
     ages: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]
     configuration: dict[str, Any]
     sessions: list[dict[str, Any]] = field(default_factory=list)
+    model: str = ''
 
     @property
     def has_energy(self) -> bool:
@@ -133,7 +136,7 @@ def read_results(folder: Path) -> SweepResults:
         raise ConfigError('report', rule, str(folder))
     try:
         configuration = yaml.safe_load((folder / CONFIGURATION).read_text(encoding='utf-8'))
-        cells = _read_cells(_rows(folder / CELLS))
+        cells, model = _read_cells(_rows(folder / CELLS))
         ages = _read_ages(_rows(folder / AGES))
         sessions = []
         if (folder / SESSIONS).is_file():
@@ -144,18 +147,26 @@ def read_results(folder: Path) -> SweepResults:
         raise ConfigError('report', rule, str(folder)) from None
     if not cells:
         raise ConfigError('report', 'must be a sweep with a cell', str(folder))
-    return SweepResults(cells, ages, configuration, sessions)
+    return SweepResults(cells, ages, configuration, sessions, model)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text(encoding='utf-8'))))
 
 
-def _read_cells(rows: Sequence[Mapping[str, str]]) -> list[CellResult]:
+def common_model(latencies: Iterable[str]) -> str:
+    """Return what all names of latencies have behind their first word, if that is a policy."""
+    models = {latency.partition(' ')[2] for latency in latencies}
+    return models.pop() if len(models) == 1 and models != {'ms'} else ''
+
+
+def _read_cells(rows: Sequence[Mapping[str, str]]) -> tuple[list[CellResult], str]:
+    model = common_model(row['latency'] for row in rows)
     cells = []
     for row in rows:
         names = list(row)
         axes = {name: row[name] for name in names[1:names.index('episodes')]}
+        axes['latency'] = axes['latency'].removesuffix(f' {model}')
         values = {
             name: float(row[name]) if row[name] else np.nan
             for name in names[names.index('episodes'):]}
@@ -171,8 +182,9 @@ def _read_cells(rows: Sequence[Mapping[str, str]]) -> list[CellResult]:
         pairs = {(cell.axes.get('latency'), cell.axes.get('power_model')) for cell in family}
         if len(pairs) == len({latency for latency, _ in pairs}):
             varying[key].discard('power_model')  # latency says it already
-    return [_named(cell, varying[tuple(cell.axes.get(name) for name in FAMILY)])
-            for cell in cells]
+    named = [_named(cell, varying[tuple(cell.axes.get(name) for name in FAMILY)])
+             for cell in cells]
+    return named, model
 
 
 def _named(cell: CellResult, varying: set[str]) -> CellResult:
