@@ -123,6 +123,29 @@ def test_sweep_killed_again_and_again_gives_the_same_tables_bit_for_bit(
     assert recorded(out) == EPISODES
 
 
+def test_policy_and_its_pictures_give_the_same_tables_with_any_number_of_processes(tmp_path):
+    path = tmp_path / 'grid.yaml'
+    path.write_text(
+        'episodes: 3\ngrids: [{schedule: [sync, latest], object_speed: [0.1, 0.3]}]\n')
+    for workers in (1, 3):
+        assert sweep(path, tmp_path / str(workers), '--workers', workers) == 0
+    assert tables(tmp_path / '1') == tables(tmp_path / '3')
+
+
+def test_code_of_hosts_and_reports_is_none_that_rows_depend_on(monkeypatch):
+    root = Path(blocks.__file__).parents[2]
+    watched = {path.relative_to(root) for name in command.SOURCES
+               for path in command._sources(root / name)}
+    for name in ('sim/world.py', 'runtime/devices.yaml', 'telemetry/power.yaml',
+                 'lab/sweep/grid.py', 'kernels/cpu/engine.py', 'parameters.py'):
+        assert Path(name) in watched, name
+    assert not [path for path in watched if path.parts[0] in ('nodes', 'demo', 'replay')]
+    assert Path('lab/sweep/findings.py') not in watched
+    before = command.sources_digest()
+    monkeypatch.setattr(command, 'SOURCES', command.SOURCES[:-1])
+    assert command.sources_digest() != before
+
+
 def test_finished_sweep_runs_no_episode_again(sweep_file, finished, expected, monkeypatch):
     monkeypatch.setattr(blocks, 'run_in_workers', lambda *_, **__: pytest.fail('ran again'))
     (finished / command.CELLS).unlink()

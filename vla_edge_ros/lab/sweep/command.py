@@ -48,8 +48,11 @@ from vla_edge_ros.sim.episode import WILSON_Z
 FORMAT = 1
 SAMPLES = 48
 """Episodes that ``--dry-run`` times."""
-SOURCES = ('kernels', 'lab/sweep', 'policy', 'runtime', 'sim', 'telemetry', '.')
-"""Folders of the package whose code can change a row."""
+SOURCES = (
+    'kernels', 'policy', 'runtime', 'sim', 'telemetry', 'clock.py', 'parameters.py',
+    'schedule_options.py', 'lab/sweep/grid.py', 'lab/sweep/record.py', 'lab/sweep/tables.py')
+"""Code of the package that can change a row or a table."""
+SUFFIXES = ('.py', '.yaml')
 LIBRARIES = ('mujoco', 'numba', 'numpy', 'opencv-python-headless', 'tokenizers')
 MAX_WORKERS = 1024
 
@@ -141,8 +144,12 @@ def _collect(
 
 def _note(folder: Path, entry: dict[str, Any]) -> None:
     """Append a line about this session; what it says enters no table."""
-    with open(folder / SESSIONS, 'a', encoding='utf-8') as file:
-        file.write(json.dumps(entry) + '\n')
+    try:
+        with open(folder / SESSIONS, 'a', encoding='utf-8') as file:
+            file.write(json.dumps(entry) + '\n')
+    except OSError as error:
+        rule = f'must be writable ({error.strerror})'
+        raise ConfigError('--out', rule, str(folder / SESSIONS)) from None
 
 
 def _now() -> str:
@@ -178,14 +185,14 @@ def sources_digest() -> str:
     """Return a digest of the code that rows come from; reports and hosts are not in it."""
     root = Path(vla_edge_ros.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(path for name in SOURCES for path in _sources(root, name)):
+    for path in sorted(path for name in SOURCES for path in _sources(root / name)):
         digest.update(str(path.relative_to(root)).encode() + b'\0' + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _sources(root: Path, name: str) -> Iterator[Path]:
-    for suffix in ('py', 'yaml'):
-        yield from root.glob(f'*.{suffix}') if name == '.' else (root / name).rglob(f'*.{suffix}')
+def _sources(path: Path) -> Iterator[Path]:
+    parts = path.rglob('*') if path.is_dir() else [path]
+    return (part for part in parts if part.suffix in SUFFIXES)
 
 
 def check_configuration(sweep: Sweep, folder: Path) -> None:

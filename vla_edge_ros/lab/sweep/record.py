@@ -6,7 +6,8 @@ A line that is not whole, such as the last one of a killed process, counts as no
 cut off before anything is appended.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 import fcntl
 import json
 import os
@@ -89,19 +90,17 @@ class EpisodeRecord:
         if episode in self.rows:
             raise RuntimeError(f'{episode} was run twice')
         line = encode(episode, row)
-        try:
+        with self._told():
             while line:
                 line = line[os.write(self._file, line):]
-            if self._clock.now_ns() - self._synced_ns >= SYNC_NS:
-                self.sync()
-        except OSError as error:
-            rule = f'must be writable ({error.strerror})'
-            raise ConfigError('--out', rule, str(self._path)) from None
         self.rows[episode] = row
+        if self._clock.now_ns() - self._synced_ns >= SYNC_NS:
+            self.sync()
 
     def sync(self) -> None:
-        """Flush to the disk."""
-        os.fsync(self._file)
+        """Flush to the disk; raises ``ConfigError`` where that fails."""
+        with self._told():
+            os.fsync(self._file)
         self._synced_ns = self._clock.now_ns()
 
     def close(self) -> None:
@@ -109,6 +108,14 @@ class EpisodeRecord:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            rule = f'must be writable ({error.strerror})'
+            raise ConfigError('--out', rule, str(self._path)) from None
 
     def _read(self) -> None:
         data = self._path.read_bytes()
