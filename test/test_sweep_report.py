@@ -185,6 +185,16 @@ def test_unfinished_sweep_is_told_to_be_finished_first(folder, tmp_path, capsys)
     assert run('report', copy) == 2
 
 
+def test_traces_of_one_name_are_told_apart_by_their_folders(traces, tmp_path):
+    for number, trace in enumerate(traces):
+        (tmp_path / f'run_{number}').mkdir()
+        shutil.copy(trace, tmp_path / f'run_{number}' / 'trace.csv')
+    paths = [tmp_path / f'run_{number}' / 'trace.csv' for number in (0, 1)]
+    assert run('report', *paths, '--out', tmp_path / 'page.html') == 0
+    text = (tmp_path / 'page.html').read_text(encoding='utf-8')
+    assert '<td>run_0/trace</td>' in text and '<td>run_1/trace</td>' in text
+
+
 def test_same_trace_twice_is_refused(traces, capsys):
     assert run('report', traces[0], traces[0]) == 2
     assert 'must name every trace once' in capsys.readouterr().err

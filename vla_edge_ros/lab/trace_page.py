@@ -130,9 +130,11 @@ def _row(name: str, trace: Mapping[str, np.ndarray], summary: Mapping) -> list[s
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return short names that tell the traces apart."""
-    stems = [path.stem for path in paths]
-    names = [stem if stems.count(stem) == 1 else str(path) for stem, path in zip(stems, paths)]
-    if len(set(names)) < len(names):
+    """Return names that tell the traces apart: of the file, with as many folders as it takes."""
+    whole = [path.resolve().with_suffix('') for path in paths]
+    if len(set(whole)) < len(whole):
         raise ConfigError('report', 'must name every trace once', ' '.join(map(str, paths)))
-    return names
+    depth = 1
+    while len({path.parts[-depth:] for path in whole}) < len(whole):
+        depth += 1
+    return ['/'.join(path.parts[-depth:]) for path in whole]
