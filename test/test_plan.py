@@ -89,6 +89,17 @@ def test_model_and_weights_together_are_tried_where_neither_suffices():
     assert replace(both, weights_name=weights).holds
 
 
+def test_what_does_not_fit_the_memory_is_no_way_out():
+    small = replace(find_device('h200'), memory_gb=3.2)
+    plan = replace(make(), device=small)
+    assert plan.holds and not plan.works
+    found = alternatives(plan)
+    assert found['weights'] == 'int8' and found['model'] == 'random:0.5b'
+    assert found['actions'] is None
+    less = replace(plan, length=found['slots'])
+    assert less.needed_gb <= 3.2 < replace(plan, length=found['slots'] + 64).needed_gb
+
+
 @pytest.mark.parametrize('best', [None, 0, 3, 7])
 def test_largest_finds_the_last_that_holds(best):
     assert largest(0, 7, lambda n: best is not None and n <= best) == best

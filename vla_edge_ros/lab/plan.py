@@ -103,6 +103,11 @@ class Plan:
         return (total_bytes(plan) - (2 - self.weights.bytes) * layers) / 1e9
 
     @property
+    def works(self) -> bool:
+        """Whether the deadline holds and the memory suffices."""
+        return self.holds and self.needed_gb <= self.device.memory_gb
+
+    @property
     def prediction(self) -> str:
         """Why its figures are a prediction, or '' where the device was measured."""
         reasons = []
@@ -169,7 +174,7 @@ def latest_covers(run_ms: float, period_ms: float, steps: int) -> bool:
 
 def alternatives(plan: Plan) -> dict[str, Any]:
     """
-    Return what would hold the deadline, and what schedules make of the run.
+    Return what would hold the deadline and fit the memory, and what schedules make of the run.
 
     Returns
     -------
@@ -188,9 +193,9 @@ def alternatives(plan: Plan) -> dict[str, Any]:
     shape = _first(smaller, lambda name: _with_network(plan, name))
     both = next((
         [RANDOM + name, held] for held in catalogue().weights for name in smaller
-        if replace(_with_network(plan, name), weights_name=held).holds), None)
-    actions = largest(1, own.chunk_steps - 1, lambda steps: with_steps(plan, steps).holds)
-    slots = largest(0, plan.length - 1, lambda length: replace(plan, length=length).holds)
+        if replace(_with_network(plan, name), weights_name=held).works), None)
+    actions = largest(1, own.chunk_steps - 1, lambda steps: with_steps(plan, steps).works)
+    slots = largest(0, plan.length - 1, lambda length: replace(plan, length=length).works)
     deadline_ms = math.ceil(10 * (plan.run_ms(P99) + plan.margin_ms)) / 10
     return {
         'weights': weights,
@@ -244,4 +249,4 @@ def _with_network(plan: Plan, shape: str) -> Plan:
 
 
 def _first(names: Iterable[str], change: Callable[[str], Plan]) -> str | None:
-    return next((name for name in names if change(name).holds), None)
+    return next((name for name in names if change(name).works), None)

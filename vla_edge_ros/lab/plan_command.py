@@ -89,6 +89,7 @@ def describe(plan: Plan, model: str) -> dict[str, Any]:
             for stage, cost in plan.stages.items()},
         'run_ms': {'p50': plan.run_ms(P50), 'p99': plan.run_ms(P99)},
         'holds': plan.holds,
+        'fits': plan.needed_gb <= plan.device.memory_gb,
         'slack_ms': plan.slack_ms,
         'bound': plan.total.bound,
         'memory_gb': {'needed': plan.needed_gb, 'device': plan.device.memory_gb,
@@ -123,11 +124,11 @@ def show(record: dict[str, Any], console: Console) -> None:
     say(f'{verdict}: {record["deadline_ms"]:g} ms with {record["margin_ms"]:g} ms of margin; '
         f'slack p50 {slack_ms["p50"]:+.1f}, p99 {slack_ms["p99"]:+.1f} ms.')
     memory = record['memory_gb']
-    fits = 'fits' if memory['needed'] <= memory['device'] else 'DOES NOT FIT'
+    fits = 'fits' if record['fits'] else 'DOES NOT FIT'
     shared = ', which processor and cameras share' if memory['shared_with_the_processor'] else ''
     say(f'Memory: {memory["needed"]:.2f} of {memory["device"]:g} GB{shared}: {fits}.')
-    if not record['holds']:
-        say('What would hold it, each by itself:')
+    if not (record['holds'] and record['fits']):
+        say('What would do, each by itself:')
         for line in _changes(record):
             say(f'  {line}')
     say(f'Schedules at {record["rate_hz"]:g} Hz, for a run of the p99:')

@@ -101,6 +101,7 @@ def profile(model: str, backend: str, slots: int, runs: int, repeats: int) -> di
         'weights_dtype': 'float16' if name == 'cuda' else policy.transformer.weights_dtype,
         'slots': policy.cache.layout.kv_slots,
         'decode_tokens': policy.config.decode_tokens,
+        'threads': None if name == 'cuda' else 1,
         'runs': runs,
         'repeats': repeats,
         **report(rows, roofs),
