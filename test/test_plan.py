@@ -170,7 +170,9 @@ def test_command_says_prediction_verdict_reason_and_ways_out(capsys, tmp_path):
                  'DOES NOT HOLD: 33 ms', 'most of it for memory', 'of 64 GB', 'rate: ',
                  'overlap: ', 'latest: ', 'sync: moves '):  # fmt: skip
         assert part in text, text
+    assert 'none suffices (p99: int8 ' in text and 'none suffices (p99: random:0.5b ' in text
     record = json.loads(path.read_text())
+    assert record['alternatives']['p99_ms']['int4'] < record['run_ms']['p99']
     assert record['holds'] is False and record['bound'] == 'memory'
     assert record['slack_ms']['p99'] == pytest.approx(31 - record['run_ms']['p99'])
     assert record['environment']['commit'] is not None

@@ -180,7 +180,8 @@ def alternatives(plan: Plan) -> dict[str, Any]:
     -------
     dict
         ``weights``, ``model``, ``model_and_weights``, ``actions``, ``slots`` and ``rate_hz``: the
-        best that holds, None where none does. ``schedules``: as of :func:`schedules`.
+        best that holds, None where none does. ``p99_ms``: a run of each that was tried.
+        ``schedules``: as of :func:`schedules`.
 
     """
     own = plan.config
@@ -206,6 +207,9 @@ def alternatives(plan: Plan) -> dict[str, Any]:
         'slots': slots,
         'rate_hz': math.floor(1e4 / deadline_ms) / 10 or None,
         'deadline_ms': deadline_ms,
+        'p99_ms': {
+            **{name: replace(plan, weights_name=name).run_ms(P99) for name in lighter},
+            **{RANDOM + name: _with_network(plan, name).run_ms(P99) for name in smaller}},
         'schedules': schedules(plan),
     }
 

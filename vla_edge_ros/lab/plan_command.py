@@ -13,6 +13,7 @@ from vla_edge_ros.lab.plan import alternatives, make_plan, P50, P99, Plan
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_file, FOLDERS_ARE_MADE, write_text
+from vla_edge_ros.policy.shapes import RANDOM
 from vla_edge_ros.runtime.admission import AdmissionParameters
 from vla_edge_ros.runtime.devices import catalogue, find_device
 from vla_edge_ros.runtime.loop_parameters import ControlLoopParameters
@@ -140,17 +141,24 @@ def _changes(record: dict[str, Any]) -> list[str]:
     other = record['alternatives']
     weights, kernels = other['weights'], other['weights_have_kernels']
     missing = '' if kernels or weights is None else ', for which there are no kernels here'
-    slots = other['slots']
+    slots, tried = other['slots'], other['p99_ms']
+
+    def none_of(shapes: bool) -> str:
+        runs = [f'{name} {ms:.1f} ms' for name, ms in tried.items()
+                if name.startswith(RANDOM) is shapes]  # fmt: skip
+        return f'none suffices (p99: {", ".join(runs)})' if runs else 'there is none'
+
     lines = [
-        f'weights: {"no lighter ones" if weights is None else weights + missing}',
-        f'model: {other["model"] or "no smaller shape known here"}']
+        f'lighter weights: {none_of(False) if weights is None else weights + missing}',
+        f'smaller model: {other["model"] or none_of(True)}']
     if weights is None and other['model'] is None:
         both = other['model_and_weights']
-        lines.append('model and weights: ' + (' with '.join(both) if both else 'none'))
+        lines.append('both: ' + (' with '.join(both) if both else 'none suffices'))
     actions = other['actions']
     lines += [
-        'chunk: ' + (f'a policy with {actions} of its actions' if actions else 'no fewer actions'),
-        'cache: ' + ('no fewer slots' if slots is None else f'{slots:,} slots')]
+        f'chunk: a policy with {actions} of its actions' if actions else
+        'chunk: a single action takes too long',
+        'cache: fewer slots do not suffice' if slots is None else f'cache: {slots:,} slots']
     rate = other['rate_hz']
     lines.append('rate: none' if rate is None else
                  f'rate: {rate:g} Hz with deadline_ms {other["deadline_ms"]:g}')
