@@ -79,15 +79,26 @@ def test_configuration_that_dominates_everywhere_is_named():
 
 
 def test_where_none_dominates_the_trade_off_is_told():
-    cells = [cell('young', 90, 50, 30), cell('cheap', 90, 200, 5), cell('bad', 20, 300, 40),
+    cells = [cell('young', 90, 50, 30), cell('cheap', 85, 200, 5), cell('bad', 20, 300, 4),
              cell('young', 90, 50, 5, condition='8 ms'), cell('cheap', 9, 60, 6, condition='8 ms')]
     text = ' '.join(said(*cells))
     assert 'No configuration dominates' in text
     assert 'In 1 of 2 conditions one is: young at 8 ms.' in text
-    assert ('At 40 ms, 2 of 3 are dominated by none: young has the youngest actions (p99 50 ms, '
-            '30 runs/s, success 0.90 (0.83–0.94)), cheap costs least (5 runs/s') in text
+    assert ('At 40 ms, 2 of 3 are not shown to succeed less often than the best; of these young '
+            'has the youngest actions (p99 50 ms, 30 runs/s, success 0.90 (0.83–0.94)) and cheap '
+            'costs least (p99 200 ms, 5 runs/s, success 0.85') in text
     assert [condition.name for condition in families(SweepResults(cells, {}, {}))[0].conditions
             if dominating(condition)] == ['8 ms']
+
+
+def test_condition_in_which_nothing_succeeds_decides_nothing():
+    text = ' '.join(said(
+        cell('best', 90, 50, 5), cell('other', 80, 100, 10),
+        cell('best', 0, 90, 9, condition='200 ms'), cell('other', 0, 50, 5, condition='200 ms')))
+    assert 'Nothing succeeded in 1 condition: 200 ms. best dominates' in text
+    hopeless = ' '.join(said(cell('a', 0), cell('b', 0)))
+    assert 'Nothing succeeded in 1 condition: 40 ms.' in hopeless
+    assert 'dominates:' not in hopeless
 
 
 @pytest.mark.parametrize(('other', 'sentence'), [

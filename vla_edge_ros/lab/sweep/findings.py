@@ -34,6 +34,11 @@ class Condition:
         return max(self.cells, key=lambda cell: (cell['success_rate'], -age(cell)))
 
     @property
+    def possible(self) -> bool:
+        """Tell whether any episode succeeded."""
+        return self.best['success_rate'] > 0
+
+    @property
     def as_good(self) -> list[CellResult]:
         """Return those that are not shown to be less successful than the best."""
         return [cell for cell in self.cells if not shown_worse(cell, self.best)]
@@ -136,7 +141,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _listing(names: Sequence[str]) -> str:
-    shown = ', '.join(names[:LISTED])
+    shown = '; '.join(names[:LISTED])
     return shown if len(names) <= LISTED else f'{shown} and {len(names) - LISTED} more'
 
 
@@ -154,34 +159,52 @@ def _scope(family: Family, _cost_name: str) -> str:
 
 def _dominance(family: Family, cost_name: str) -> str:
     """Say whether one configuration is the best in everything everywhere."""
+    lost = [condition.name for condition in family.conditions if not condition.possible]
     winners = {condition.name: dominating(condition) for condition in family.conditions
-               if len(condition.cells) > 1}
+               if len(condition.cells) > 1 and condition.possible}
+    text = ''
+    if lost:
+        text = f'Nothing succeeded in {_number(len(lost), "condition")}: {_listing(lost)}. '
     if not winners:
-        return ''
+        return text.strip()
     everywhere = set.intersection(
         *({cell.choice for cell in cells} for cells in winners.values()))
     criteria = f'success, p99 of the age and {cost_name}'
     if everywhere:
-        return (
+        return text + (
             f'{_listing(sorted(everywhere))} dominates: in every condition it is at least as '
             f'good as any other in {criteria}.')
-    text = (
+    text += (
         f'No configuration dominates: none is in every condition at least as good as any other in '
         f'{criteria}.')
     somewhere = [f'{cells[0].choice} at {name}' for name, cells in winners.items() if cells]
     if somewhere:
         text += (f' In {len(somewhere)} of {len(winners)} conditions one is: '
                  f'{_listing(somewhere)}.')
-    largest = max(family.conditions, key=lambda condition: len(front(condition.cells)))
-    undominated = front(largest.cells)
-    if len(undominated) > 1:
-        youngest, cheapest = min(undominated, key=age), min(undominated, key=cost)
-        text += (
-            f' At {largest.name}, {len(undominated)} of {len(largest.cells)} are dominated by '
-            f'none: {youngest.choice} has the youngest actions (p99 {age(youngest):.0f} ms, '
-            f'{cost_text(youngest)}, success {youngest.success}), {cheapest.choice} costs least '
-            f'({cost_text(cheapest)}, p99 {age(cheapest):.0f} ms, success {cheapest.success}).')
-    return text
+    return text + _trade_off(family)
+
+
+def _trade_off(family: Family) -> str:
+    """Say where being young costs most among those that are not shown to succeed less often."""
+    def ends(condition: Condition) -> tuple[CellResult, CellResult]:
+        return min(condition.as_good, key=age), min(condition.as_good, key=cost)
+
+    def steepness(condition: Condition) -> float:
+        youngest, cheapest = ends(condition)
+        ratio = min(cost(youngest) / cost(cheapest), age(cheapest) / age(youngest))
+        return ratio if np.isfinite(ratio) else 0.0
+
+    possible = [condition for condition in family.conditions if condition.possible]
+    steepest = max(possible, key=steepness)
+    if steepness(steepest) <= 1 + ROOM:
+        return ''
+    youngest, cheapest = ends(steepest)
+    return (
+        f' At {steepest.name}, {len(steepest.as_good)} of {len(steepest.cells)} are not shown to '
+        f'succeed less often than the best; of these {youngest.choice} has the youngest actions '
+        f'(p99 {age(youngest):.0f} ms, {cost_text(youngest)}, success {youngest.success}) and '
+        f'{cheapest.choice} costs least (p99 {age(cheapest):.0f} ms, {cost_text(cheapest)}, '
+        f'success {cheapest.success}).')
 
 
 def _never_worse(family: Family, _cost_name: str) -> str:
