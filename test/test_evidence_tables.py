@@ -34,6 +34,7 @@ def test_the_table_of_honesty_shows_both_sides_and_who_does_not_agree():
         '| deadline, 0.5 m/s | live | 0.700 (0.60–0.80) | 10.0 / 15.0 / 16.0 ms |')
     assert rows[1].endswith('| 1.25 ms | 90 % | yes |') and rows[3].endswith('| **no** |')
     assert len({row.count('|') for row in rows}) == 1
+    assert 'medians are told but not judged' in lines[-1]
     assert 'the same 200 episodes' in lines[0] and 'success 0.1, ages 2 ms' in lines[0]
 
 

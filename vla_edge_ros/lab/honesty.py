@@ -18,7 +18,7 @@ gap between the ages of the first and of the second.
 
 import argparse
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Callable
 import json
 from pathlib import Path
 import sys
@@ -63,6 +63,7 @@ def phases_ms(trace: dict[str, np.ndarray]) -> np.ndarray:
 
 def run_virtual(
     live: LiveRun, seed: int, episodes: int, object_speed: float, schedule: str,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """
     Run the episodes of a live run in virtual time, with what was recorded there.
@@ -80,6 +81,7 @@ def run_virtual(
     outcomes, ages_ms, causes = [], [], Counter()
     simulator = None
     for index in range(episodes):
+        check()
         parameters = EpisodeParameters(
             latency_trace=str(live.trace_path), object_speed=object_speed, safe_action='zeros',
             camera_phase_ms=min(float(rng.choice(phases)), CAMERA_PERIOD_MS),
@@ -171,7 +173,10 @@ def _inputs(live: LiveRun) -> dict[str, Any]:
     }
 
 
-def measure(schedule: str, speed: float, episodes: int, runs: int, out: Path) -> dict[str, Any]:
+def measure(
+    schedule: str, speed: float, episodes: int, runs: int, out: Path,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """
     Run a schedule both ways, and compare.
 
@@ -185,13 +190,16 @@ def measure(schedule: str, speed: float, episodes: int, runs: int, out: Path) ->
         How many, and into how many starts of the nodes they are divided; run ``k`` has seed ``k``.
     out : Path
         Folder for traces and logs.
+    check : callable
+        Called all the time; what it raises ends the nodes.
 
     """
     live, virtual = [], []
     for seed in range(runs):
         count = len(range(seed, episodes, runs))
-        live.append(run_live(out / f'{schedule}_{seed}', seed, count, speed, schedule=schedule))
-        virtual.append(run_virtual(live[-1], seed, count, speed, schedule))
+        folder = out / f'{schedule}_{seed}'
+        live.append(run_live(folder, seed, count, speed, check, schedule=schedule))
+        virtual.append(run_virtual(live[-1], seed, count, speed, schedule, check))
         told = [f'{side.mean():.3f}' for side in (live[-1].outcomes, virtual[-1]['outcomes'])]
         print(f'{schedule} run {seed}: success live {told[0]}, virtual {told[1]}', flush=True)
     return {'schedule': schedule, 'object_speed': speed, **compare(live, virtual)}
@@ -215,10 +223,10 @@ def main(arguments: list[str] | None = None, stop: StopRequest | None = None) ->
         if options.json:
             check_file('--json', options.json)
         record = {'environment': environment_record(), 'starts': options.runs}
-        interruptible = stop.interruptible() if stop else nullcontext()
-        with tempfile.TemporaryDirectory() as folder, interruptible:
+        check = stop.check if stop else lambda: None
+        with tempfile.TemporaryDirectory() as folder:
             record['schedules'] = [
-                measure(schedule, speed, options.episodes, options.runs, Path(folder))
+                measure(schedule, speed, options.episodes, options.runs, Path(folder), check)
                 for schedule, speed in SPEEDS.items()]
     except VlaEdgeError as error:
         print(f'honesty: {error}', file=sys.stderr)

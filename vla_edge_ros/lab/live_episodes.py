@@ -120,7 +120,8 @@ class TransportProbe:
 
 
 def run_live(
-    out: Path, seed: int, episodes: int, object_speed: float, **reasoning: object,
+    out: Path, seed: int, episodes: int, object_speed: float,
+    check: Callable[[], None] = lambda: None, **reasoning: object,
 ) -> LiveRun:
     """
     Run episodes through the nodes.
@@ -135,6 +136,8 @@ def run_live(
         How many.
     object_speed : float
         Speed of the cubes, m/s.
+    check : callable
+        Called all the time; what it raises ends the nodes.
     reasoning
         Parameters of the reasoning node.
 
@@ -161,6 +164,7 @@ def run_live(
             def wait(done: Callable[[], bool], limit_s: float, what: str) -> None:
                 until = time.monotonic() + limit_s
                 while not done():
+                    check()
                     if time.monotonic() > until:
                         raise NodeFailed(f'{what} took longer than {limit_s:.0f} s, see {out}')
                     nodes.check()
