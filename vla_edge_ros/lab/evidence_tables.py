@@ -33,8 +33,8 @@ def honesty_table(record: Mapping[str, Any], source: str) -> list[str]:
         'recorded live: the cost of the runs, the phase of the camera, the transport of '
         f'pictures and actions ({source}). The cubes move so fast that some episodes fail. '
         f'Tolerances, stated before: success {limits["success_rate"]:g}, ages '
-        f'{limits["distance"]:g} ms between the distributions and {limits["p95"]:g} ms at the 95th percentile; '
-        '`vla_edge_ros/lab/honesty.py` says why.',
+        f'{limits["distance"]:g} ms between the distributions and {limits["p95"]:g} ms at the '
+        '95th percentile; `vla_edge_ros/lab/honesty.py` says why.',
         '', '| schedule, speed of the cubes | | success | age p50 / p95 / p99 | distance of the '
         'ages | same outcome | agrees |', '|---|---|---|---|---|---|---|',
     ]  # fmt: skip
