@@ -31,6 +31,12 @@ def test_results_and_card_are_written_from_the_saved_records():
     assert results.card() == results.CARD.read_text(encoding='utf-8')
 
 
+def test_predictions_are_what_the_device_model_says():
+    from vla_edge_ros.lab import plan_table
+
+    assert plan_table.renew(README) == README, 'run python -m vla_edge_ros.lab.plan_table'
+
+
 def test_every_command_and_make_target_it_names_exists():
     named = set(re.findall(r'vla-edge (\w+)', README))
     assert named == set(COMMANDS)

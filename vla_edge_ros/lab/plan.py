@@ -11,7 +11,7 @@ from vla_edge_ros.policy import vision
 from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.policy.shapes import head_rows, load_shape, RANDOM, SHAPES
 from vla_edge_ros.policy.work import decoder_parameters
-from vla_edge_ros.runtime.device_model import Cost, DeviceModel, full_slots
+from vla_edge_ros.runtime.device_model import Cost, DeviceModel, full_slots, why_predicted
 from vla_edge_ros.runtime.devices import catalogue, Device, Weights
 from vla_edge_ros.runtime.loop_parameters import ControlLoopParameters, MAX_CHUNK_STEPS
 from vla_edge_ros.telemetry.stages import Stage
@@ -109,13 +109,8 @@ class Plan:
 
     @property
     def prediction(self) -> str:
-        """Why its figures are a prediction, or '' where the device was measured."""
-        reasons = []
-        if not self.device.measured:
-            reasons.append(f'nothing was measured on {self.device.title}')
-        if not self.weights.kernels:
-            reasons.append(f'this package has no kernels for {self.weights_name} weights')
-        return '; '.join(reasons)
+        """Why its figures are predictions, or '' where their like was measured."""
+        return why_predicted(self.config, self.device, self.weights_name)
 
 
 def make_plan(

@@ -13,6 +13,7 @@ import numpy as np
 
 from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.policy.shapes import SHAPES
 from vla_edge_ros.policy.work import attention, layer_products, product, vision, Work
 from vla_edge_ros.runtime.devices import catalogue, Device, EngineFigures, Jitter, Weights
 from vla_edge_ros.telemetry.stages import Stage
@@ -23,6 +24,8 @@ PREFILL_KERNELS, DECODE_PHASES, VISION_KERNELS = 8, 5, 3
 """Kernels of a layer to prefill, dependent steps of a layer to decode, kernels of a picture."""
 ARRANGED = 2
 """Times that keys and values are moved to bring them into order of rank, before they are read."""
+MEASURED_SHAPE = '1.5b'
+"""What the figures of the engine are fitted to."""
 BOUNDS = ('memory', 'compute', 'latency')
 
 
@@ -55,6 +58,18 @@ class Cost(NamedTuple):
 def full_slots(config: PolicyConfig) -> int:
     """Return the slots behind which a frame is taken in once the cache is full."""
     return config.prompt_slots + config.kv_slots - config.slots_per_frame
+
+
+def why_predicted(config: PolicyConfig, device: Device, weights_name: str) -> str:
+    """Return why the figures of a model are predictions, '' where their like was measured."""
+    reasons = []
+    if not device.measured:
+        reasons.append(f'nothing was measured on {device.title}')
+    elif config.transformer != SHAPES[MEASURED_SHAPE]:
+        reasons.append(f'on {device.title} only the {MEASURED_SHAPE} shape was measured')
+    if not catalogue().weights[weights_name].kernels:
+        reasons.append(f'this package has no kernels for {weights_name} weights')
+    return '; '.join(reasons)
 
 
 class DeviceModel:

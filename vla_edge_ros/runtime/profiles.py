@@ -17,7 +17,7 @@ from vla_edge_ros.clock import NS_PER_MS
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.policy.policy_config import DEFAULT_POLICY
 from vla_edge_ros.policy.shapes import head_rows, load_shape, RANDOM
-from vla_edge_ros.runtime.device_model import DeviceLatency, DeviceModel
+from vla_edge_ros.runtime.device_model import DeviceLatency, DeviceModel, why_predicted
 from vla_edge_ros.runtime.devices import catalogue, find_device, find_weights
 from vla_edge_ros.runtime.latency import LatencyModel, RecordedLatency
 from vla_edge_ros.telemetry.stages import Stage
@@ -100,7 +100,7 @@ def load_profile(name: str, model: str = '', backend: str = 'auto') -> LatencyPr
     medians_ns = {stage: round(cost.seconds * 1e9) for stage, cost in costs.items()}
     about = {
         'profile': name, 'model': model or 'embedded policy',
-        'prediction': not (device.measured and weights.kernels),
+        'prediction': why_predicted(config, device, weights_name or DEFAULT_WEIGHTS),
         'stages_ms': {stage.value: ns / NS_PER_MS for stage, ns in medians_ns.items()},
     }
     return LatencyProfile(name, medians_ns, partial(DeviceLatency, costs, device.jitter), about)
