@@ -63,7 +63,7 @@ def metered(trace, watts=20.0):
     for _ in range(100):
         meter.sample()
         clock.advance_ns(10 * NS_PER_MS)
-    return measured_energy(meter, trace, PERIOD_MS, 2)
+    return measured_energy(meter, trace, PERIOD_MS, 2, 4)
 
 
 def test_a_run_is_told_by_part_and_per_completed_task():
@@ -76,6 +76,7 @@ def test_a_run_is_told_by_part_and_per_completed_task():
         'idle': 20 * 0.08, PREFILL: 20 * 0.01, DECODE: 20 * 0.02, REFUSED: 20 * 0.05,
         LATE: 20 * 0.06, RETRIES: 20 * 0.03})
     assert found['joules_per_completed_task'] == pytest.approx(2.5)
+    assert found['joules_per_episode'] == pytest.approx(1.25)
     assert found['idle_share'] == pytest.approx(0.08 / 0.25)
     assert found['faults'] == {} and found['resolution_ms'] == pytest.approx(10)
 
@@ -92,6 +93,7 @@ def test_without_a_source_all_reasons_are_told():
 def test_nothing_completed_has_no_energy_per_task():
     assert energy_figures({'idle': 5.0}, 0)['joules_per_completed_task'] is None
     assert energy_figures({'idle': 5.0}, None)['joules_per_completed_task'] is None
+    assert energy_figures({'idle': 5.0}, 1)['joules_per_episode'] is None
     unknown = energy_figures({'idle': None, PREFILL: 3.0}, 1)
     assert unknown['joules_by_part']['idle'] is None and unknown['idle_share'] is None
     assert unknown['joules'] == 3.0 and set(unknown['joules_by_part']) == set(PARTS)

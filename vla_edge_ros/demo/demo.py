@@ -212,7 +212,8 @@ class Demo:
             from vla_edge_ros.telemetry.trace import read_trace
 
         trace = read_trace(self._trace)
-        energy = measured_energy(self._energy, trace, PERIOD_MS, self._successes)
+        energy = measured_energy(
+            self._energy, trace, PERIOD_MS, self._successes, self._measured['episodes'])
         summary = summarize(trace, period_ms=PERIOD_MS, **self._measured, energy=energy)
         summary['record'] = environment_record()
         text = json.dumps(summary, indent=2)

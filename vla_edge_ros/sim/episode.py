@@ -222,8 +222,7 @@ def _energy(
         return NO_MODEL
     return {
         **power_model(parameters.power_model).about(),
-        **energy_figures(joules, successes),
-        'joules_per_episode': math.fsum(joules.values()) / episodes,
+        **energy_figures(joules, successes, episodes),
     }
 
 

@@ -16,6 +16,7 @@ NO_MODEL = f'{UNAVAILABLE}: virtual time draws no power, and no power model is g
 
 def measured_energy(
     meter: EnergyMeter, trace: Mapping[str, np.ndarray], period_ms: float, completed: int | None,
+    episodes: int | None = None,
 ) -> dict[str, Any] | str:
     """
     Return what a run used, of every source by its name; sources overlap and are never added up.
@@ -30,6 +31,8 @@ def measured_energy(
         The period of the loop, ms.
     completed : int or None
         Tasks that were fulfilled, None where nobody counts them.
+    episodes : int or None
+        Tasks that were tried.
 
     Returns
     -------
@@ -49,7 +52,7 @@ def measured_energy(
         return f'{UNAVAILABLE}: {reasons or "no source"}'
     return {
         name: source if isinstance(source, str) else {
-            **energy_figures(source['joules_by_kind'], completed),
+            **energy_figures(source['joules_by_kind'], completed, episodes),
             **{key: source[key] for key in (
                 'measured_s', 'unmeasured_s', 'resolution_ms', 'faults')}}
         for name, source in told.items()}
@@ -80,7 +83,9 @@ def modelled_energy(
     return {f'model {device}': {**energy_figures(joules, completed), **model.about()}}
 
 
-def energy_figures(joules: Mapping[str, float | None], completed: int | None) -> dict[str, Any]:
+def energy_figures(
+    joules: Mapping[str, float | None], completed: int | None, episodes: int | None = None,
+) -> dict[str, Any]:
     """
     Return the figures of one source or model.
 
@@ -88,14 +93,14 @@ def energy_figures(joules: Mapping[str, float | None], completed: int | None) ->
     ----------
     joules : mapping of str to float or None
         By part; a part that is not there took no time, one that is None was not measured.
-    completed : int or None
-        Tasks that were fulfilled.
+    completed, episodes : int or None
+        Tasks that were fulfilled, and that were tried.
 
     Returns
     -------
     dict
-        ``joules``, ``joules_by_part`` with all of ``PARTS``, ``idle_share`` and
-        ``joules_per_completed_task``, None where none was.
+        ``joules``, ``joules_by_part`` with all of ``PARTS``, ``idle_share``,
+        ``joules_per_completed_task`` and ``joules_per_episode``, None where none was.
 
     """
     parts = {part: joules.get(part, 0.0) for part in PARTS}
@@ -105,6 +110,7 @@ def energy_figures(joules: Mapping[str, float | None], completed: int | None) ->
         'joules_by_part': parts,
         'idle_share': parts[IDLE] / total if total and parts[IDLE] is not None else None,
         'joules_per_completed_task': total / completed if completed else None,
+        'joules_per_episode': total / episodes if episodes else None,
     }
 
 
