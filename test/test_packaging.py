@@ -65,6 +65,18 @@ def test_ready_sweeps_are_installed_with_the_package():
     assert {'config/sweep_small.yaml', 'config/sweep_paper.yaml'} <= set(done.stdout.split())
 
 
+def test_every_data_file_of_the_package_is_installed_with_it():
+    program = (
+        'import runpy, setuptools\n'
+        'setuptools.setup = lambda **facts: print(*facts["package_data"]["vla_edge_ros"])\n'
+        'runpy.run_path("setup.py")')
+    done = subprocess.run(
+        [sys.executable, '-c', program], capture_output=True, text=True, cwd=ROOT)
+    package = ROOT / 'vla_edge_ros'
+    installed = {path for pattern in done.stdout.split() for path in package.glob(pattern)}
+    assert set(package.rglob('*.yaml')) <= installed and installed
+
+
 def test_source_speaks_of_no_absolute_path():
     needle = '/' + 'work/'
     for path in [*ROOT.glob('vla_edge_ros/**/*.py'), *ROOT.glob('config/*'), ROOT / 'Makefile']:
