@@ -28,7 +28,7 @@ from vla_edge_ros.runtime.admission import AdmissionController
 from vla_edge_ros.runtime.control_loop import ControlLoop, StepResult
 from vla_edge_ros.runtime.latency import FixedLatency
 from vla_edge_ros.runtime.runner import VirtualRunner
-from vla_edge_ros.sim.simulator import ACTION_DIM
+from vla_edge_ros.sim.cell import ACTION_DIM
 from vla_edge_ros.telemetry.age import AgeWindow
 from vla_edge_ros.telemetry.trace import TraceWriter
 

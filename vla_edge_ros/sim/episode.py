@@ -27,8 +27,9 @@ from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.runtime.loop_parameters import check_chunk_steps, ControlLoopParameters
 from vla_edge_ros.runtime.profiles import LatencyProfile
 from vla_edge_ros.schedule_options import add_schedule_arguments, loop_parameters, NAMES
+from vla_edge_ros.sim.cell import ACTION_DIM
 from vla_edge_ros.sim.episode_latency import episode_profile
-from vla_edge_ros.sim.simulator import ACTION_DIM, EpisodeParameters, EpisodeResult, Simulator
+from vla_edge_ros.sim.simulator import EpisodeParameters, EpisodeResult, Simulator
 from vla_edge_ros.sim.tasks import MAX_SEED
 from vla_edge_ros.telemetry.age import group_ages, percentiles
 from vla_edge_ros.telemetry.energy_summary import energy_figures, energy_text, NO_MODEL
@@ -183,6 +184,7 @@ def summarise(
     successes = episodes = runs = 0
     ages_ms, age_causes, contact_ages_ms = [], [], []
     energy: Counter[str] = Counter()
+    events: Counter[str] = Counter()
     counts = {name: Counter() for name in ('decisions', 'reasons', 'causes')}
     for result in results:
         episodes += 1
@@ -192,6 +194,7 @@ def summarise(
         age_causes.append(result.age_causes)
         contact_ages_ms.append(result.contact_ages_ms)
         energy.update(result.energy_j or {})
+        events.update(result.events or {})
         for name, counter in counts.items():
             counter.update({k: v for k, v in getattr(result, name).items() if v})
     config = {**dataclasses.asdict(batch), **dataclasses.asdict(parameters)}
@@ -210,6 +213,7 @@ def summarise(
         'ticks': counts['decisions'].total(),
         'runs': runs,
         **{name: dict(sorted(counter.items())) for name, counter in counts.items()},
+        'events': dict(events),
         'energy': _energy(energy, parameters, episodes, successes),
         'config': config,
     }
@@ -245,7 +249,7 @@ def _table(summary: dict) -> Table:
         table.add_row(f'  {cause}', _ages(ages))
     table.add_row('  at contact', _ages(summary['observation_age_at_contact_ms']))
     table.add_row('energy', energy_text(summary['energy']))
-    for name in ('decisions', 'reasons', 'causes'):
+    for name in ('decisions', 'reasons', 'causes', *(['events'] if summary['events'] else [])):
         table.add_row(name, ', '.join(f'{k} {v}' for k, v in summary[name].items()))
     return table
 

@@ -99,9 +99,9 @@ def _gantry() -> str:
     </body>"""
 
 
-def build_scene() -> str:
+def build_scene(props: str = '') -> str:
     """
-    Return the MJCF of the work cell.
+    Return the MJCF of the work cell; ``props`` are further elements of its world.
 
     Each axis is a velocity servo whose gain is moving mass / time constant; nothing collides
     and nothing falls, since the cubes are moved by :class:`~vla_edge_ros.sim.world.World`.
@@ -151,7 +151,7 @@ def build_scene() -> str:
     {_legs()}
     {_rails()}
     {_gantry()}
-    {_objects()}
+    {_objects()}{props}
   </worldbody>
   <actuator>
     <velocity joint="trolley" kv="{TROLLEY_KG / TIME_CONSTANT_S}" {speed}/>

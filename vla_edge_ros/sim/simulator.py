@@ -5,7 +5,7 @@ Virtual time stands still while the policy computes; the runner then charges a m
 the world moves on by it under the action in force. Results depend on the seed alone.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 import itertools
@@ -21,21 +21,26 @@ from vla_edge_ros.policy.policy import DEFAULT_POLICY, Observation, Policy
 from vla_edge_ros.runtime.action_queue import ActionQueue, ActionQueueParameters
 from vla_edge_ros.runtime.admission import AdmissionController
 from vla_edge_ros.runtime.control_loop import ControlLoop, ControlLoopParameters, StepResult
-from vla_edge_ros.runtime.frame_buffer import Frame
 from vla_edge_ros.runtime.profiles import LatencyProfile
 from vla_edge_ros.runtime.runner import VirtualRunner
+from vla_edge_ros.sim.cell import Camera, CAMERA_HZ, Cell
 from vla_edge_ros.sim.episode_energy import episode_energy
 from vla_edge_ros.sim.episode_latency import check_latency, episode_profile
-from vla_edge_ros.sim.tasks import COLOURS, expert_chunk, sample_instruction, TICK_HZ, TrackTask
+from vla_edge_ros.sim.task_kinds import (
+    ONLY_TASK,
+    RECALL_S,
+    SLIP_PROBABILITY,
+    TaskOptions,
+    TASKS,
+)
+from vla_edge_ros.sim.tasks import COLOURS, Task, TICK_HZ
 from vla_edge_ros.sim.world import World
 from vla_edge_ros.telemetry.power_model import power_model
 
-ACTION_DIM = 2
-CAMERA_HZ = 60
 ORACLE_CHUNK_STEPS = 3
 ONLY_POLICY = ('policy', 'eviction')
 """Parameters of an episode that have no effect on the oracle."""
-KEPT = ('control', *ONLY_POLICY)
+KEPT = ('task', 'control', *ONLY_POLICY)
 """What a simulator cannot change once it is made."""
 
 
@@ -43,6 +48,13 @@ KEPT = ('control', *ONLY_POLICY)
 class EpisodeParameters:
     """What an episode is run with."""
 
+    task: str = parameter('track', 'What is to be done', choices=tuple(TASKS))
+    slip_probability: float = parameter(
+        SLIP_PROBABILITY, 'Share of conveyor episodes in which the cube slips once after the '
+        'grasp', range=(0.0, 1.0))
+    recall_s: float = parameter(
+        RECALL_S, 'Time from the cue of memory to when the robot may act', unit='s',
+        range=(0.0, 600.0))
     delay_ms: float = parameter(
         0.0, 'Delay added to every observation, picture and joints', unit='ms', range=(0.0, 5e3))
     actuation_ms: float = parameter(
@@ -80,11 +92,17 @@ class EpisodeParameters:
         check_latency(self)
         if self.power_model:
             power_model(self.power_model)
-        if self.control == 'oracle':
-            for name in ONLY_POLICY:
-                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                    rule = "must not be given with control 'oracle', which replaces the policy"
-                    raise ConfigError(name, rule, getattr(self, name))
+        for name in ONLY_POLICY if self.control == 'oracle' else ():
+            if self._given(name):
+                rule = "must not be given with control 'oracle', which replaces the policy"
+                raise ConfigError(name, rule, getattr(self, name))
+        for name, task in ONLY_TASK.items():
+            if self.task != task and self._given(name):
+                rule = f'must not be given with task {self.task!r}; it is of {task} only'
+                raise ConfigError(name, rule, getattr(self, name))
+
+    def _given(self, name: str) -> bool:
+        return getattr(self, name) != type(self).__dataclass_fields__[name].default
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,8 @@ class EpisodeResult:
         Ticks by name.
     energy_j : dict of str to float, optional
         Modelled energy by part of the work, J; None without a power model.
+    events : dict of str to int, optional
+        What else the task counts, such as slips.
 
     """
 
@@ -120,57 +140,7 @@ class EpisodeResult:
     reasons: dict[str, int]
     causes: dict[str, int]
     energy_j: dict[str, float] | None = None
-
-
-class Camera:
-    """
-    Frame source of 60 Hz pictures that arrive ``delay_ns`` late, drawn only when read.
-
-    Parameters
-    ----------
-    clock : ManualClock
-        Virtual time.
-    viewer : World
-        Shows the state of the frame read last.
-    draw : callable
-        Returns the picture of what ``viewer`` shows.
-    delay_ns : int
-        Time from a frame's stamp to its arrival, ns.
-
-    """
-
-    def __init__(
-        self, clock: ManualClock, viewer: World, draw: Callable[[], np.ndarray], delay_ns: int,
-    ):
-        self._clock = clock
-        self._viewer = viewer
-        self._draw = draw
-        self._delay_ns = delay_ns
-        self._states: deque[tuple[int, int, np.ndarray]] = deque()
-        self._sequence = 0
-        self._frame: Frame | None = None
-
-    def record(self, world: World) -> None:
-        """Take the picture of this moment."""
-        self._sequence += 1
-        self._states.append((self._sequence, world.time_ns, world.get_state()))
-
-    def read(self) -> Frame | None:
-        """Return the newest frame that has arrived."""
-        limit_ns = self._clock.now_ns() - self._delay_ns
-        while len(self._states) > 1 and self._states[1][1] <= limit_ns:
-            self._states.popleft()
-        sequence, stamp_ns, state = self._states[0]
-        if stamp_ns > limit_ns:
-            return None
-        if self._frame is None or self._frame.sequence != sequence:
-            self._viewer.set_state(state)
-            self._frame = Frame(self._draw(), stamp_ns, stamp_ns + self._delay_ns, sequence)
-        return self._frame
-
-    def read_joints(self) -> tuple[np.ndarray, int]:
-        """Return the joint positions that belong to the frame read last, and the time."""
-        return self._viewer.joint_positions, self._clock.now_ns()
+    events: dict[str, int] | None = None
 
 
 class Oracle:
@@ -190,25 +160,26 @@ class Oracle:
         self._viewer = viewer
         self._steps = steps
         self._stamp_ns = 0
-        self.target = 0
-        """Row of the cube to follow."""
+        self.task: Task | None = None
+        """The episode's task, which has the expert."""
 
     def set_instruction(self, text: str) -> None:
-        """Do nothing: the oracle is told its target."""
+        """Do nothing: the oracle is told its task."""
 
     def reset(self) -> None:
-        """Do nothing: the oracle remembers nothing."""
+        """Do nothing: the task remembers, and each episode has its own."""
 
     def observe(self, image, proprioception, stamp_ns: int) -> Observation:
-        """Note the stamp; the viewer shows the rest."""
+        """Note the stamp, and let the expert look at what the viewer shows."""
         self._stamp_ns = stamp_ns
+        self.task.see(self._viewer)
         return Observation(0, None, 1, {})
 
     def act(self) -> ActionChunk:
         """Return the expert's chunk."""
         step_ns = NS_PER_S // TICK_HZ
-        chunk = expert_chunk(self._viewer, self.target, self._steps, step_ns / NS_PER_S)
-        grounding = self._viewer.object_positions[self.target].astype(np.float32)
+        chunk = self.task.expert_chunk(self._viewer, self._steps, step_ns / NS_PER_S)
+        grounding = self.task.goal(self._viewer).astype(np.float32)
         return ActionChunk(chunk, step_ns, grounding, np.empty(0, np.int32), self._stamp_ns)
 
 
@@ -241,8 +212,9 @@ class Simulator:
         loop: ControlLoopParameters | None = None, profile: LatencyProfile | None = None,
     ):
         self._given_profile = profile
-        self._world = World(object_speed=parameters.object_speed)
-        self._viewer = World(object_speed=parameters.object_speed)
+        make_world = TASKS[parameters.task].world
+        self._world = make_world(object_speed=parameters.object_speed)
+        self._viewer = make_world(object_speed=parameters.object_speed)
         self._draw = self._viewer.render
         self._policy = policy
         self._configure(parameters, loop)
@@ -310,7 +282,7 @@ class Simulator:
         world.reset(rng)
         task = self._make_task(rng)
         if isinstance(self._policy, Oracle):
-            self._policy.target = task.target
+            self._policy.task = task
         self._policy.reset()
         clock = ManualClock()
         camera = Camera(
@@ -323,7 +295,7 @@ class Simulator:
         latency = self._profile.make(int(rng.integers(2**63)))
         admission = AdmissionController()
         admission.seed(*self._profile.medians_ms)
-        cell = _Cell(world, camera, clock)
+        cell = Cell(world, camera, clock)
         queue = ActionQueue(ActionQueueParameters(safe_action=self._parameters.safe_action))
         runner = VirtualRunner(clock, latency)
         loop = ControlLoop(
@@ -363,36 +335,14 @@ class Simulator:
             task.succeeded, np.array(ages_ms, np.float32), np.array(age_causes, str),
             np.array(contact_ages_ms, np.float32), runs, dict(decisions), dict(loop.counts),
             dict(loop.causes),
-            episode_energy(self._parameters.power_model, steps, runner.unfinished, scheduled_ns))
+            episode_energy(self._parameters.power_model, steps, runner.unfinished, scheduled_ns),
+            task.events)
 
-    def _make_task(self, rng: np.random.Generator) -> TrackTask:
-        colours = list(COLOURS)
-        target = int(rng.integers(len(colours)))
+    def _make_task(self, rng: np.random.Generator) -> Task:
+        target = int(rng.integers(len(COLOURS)))
         named = target
         if self._parameters.control == 'wrong-colour':
-            named = (target + int(rng.integers(1, len(colours)))) % len(colours)
-        return TrackTask(sample_instruction(rng, colours[named]), target)
-
-
-class _Cell:
-    """World and camera, moved on together under the command in force; what the loop looks at."""
-
-    def __init__(self, world: World, camera: Camera, clock: ManualClock):
-        self._world = world
-        self._camera = camera
-        self._clock = clock
-        self._frames = 0
-        self.command = np.zeros(ACTION_DIM)
-
-    def read(self) -> Frame | None:
-        """Return the newest frame, also between two ticks."""
-        self.advance_to(self._clock.now_ns())
-        return self._camera.read()
-
-    def advance_to(self, time_ns: int) -> None:
-        """Move on to ``time_ns``, taking a picture at every camera period on the way."""
-        while (frame_ns := self._frames * NS_PER_S // CAMERA_HZ) <= time_ns:
-            self._world.step(self.command, frame_ns - self._world.time_ns)
-            self._camera.record(self._world)
-            self._frames += 1
-        self._world.step(self.command, max(time_ns - self._world.time_ns, 0))
+            named = (target + int(rng.integers(1, len(COLOURS)))) % len(COLOURS)
+        options = TaskOptions(**{name: getattr(self._parameters, name) for name in ONLY_TASK})
+        kind = TASKS[self._parameters.task]
+        return kind.begin(rng, self._world, target, named, options)

@@ -1,4 +1,8 @@
-"""The task: keep the tool over the cube that the instruction names, while everything moves."""
+"""
+Tasks in which time matters: what all have in common, and the first, ``track``.
+
+``track``: keep the tool over the cube that the instruction names, while everything moves.
+"""
 
 import re
 from typing import Protocol
@@ -9,8 +13,8 @@ from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.sim.scene import COLOURS, SPEED_LIMIT
 
 __all__ = [
-    'COLOURS', 'expert_action', 'expert_chunk', 'MAX_SEED', 'named_colour', 'sample_instruction',
-    'TICK_HZ', 'TrackTask',
+    'approach', 'COLOURS', 'expert_action', 'expert_chunk', 'MAX_SEED', 'named_colour',
+    'sample_instruction', 'Task', 'TICK_HZ', 'TrackTask',
 ]
 
 EXPERT_GAIN = 8.0
@@ -45,6 +49,42 @@ class SceneState(Protocol):
     tip: np.ndarray
     object_positions: np.ndarray
     object_velocities: np.ndarray
+
+
+class Task(Protocol):
+    """
+    An episode's aim, its judge and its scripted expert.
+
+    The expert is asked through ``see`` and ``expert_chunk`` with what a camera saw, which may be
+    late; the judge through ``update`` with the world as it is.
+    """
+
+    instruction: str
+    target: int
+    """Row of the cube that counts."""
+    contact: bool
+    """Whether the tool came to the target since the tick before."""
+    succeeded: bool
+
+    @property
+    def done(self) -> bool:
+        """True once the task is decided."""
+
+    @property
+    def events(self) -> dict[str, int]:
+        """What else happened, counted by name."""
+
+    def update(self, state: SceneState) -> bool:
+        """Count one 30 Hz tick and return whether the task has succeeded."""
+
+    def see(self, state: SceneState) -> None:
+        """Let the expert note what a frame shows."""
+
+    def goal(self, state: SceneState) -> np.ndarray:
+        """Return where the expert wants the tip, float64 [2], m."""
+
+    def expert_chunk(self, state: SceneState, steps: int, step_s: float) -> np.ndarray:
+        """Return the expert's next actions, float32 [steps, 2], m/s."""
 
 
 def named_colour(text: str) -> str:
@@ -106,8 +146,32 @@ def expert_chunk(state: SceneState, target: int, steps: int, step_s: float) -> n
 
     The cube is taken to go straight on and the tip to move exactly as commanded.
     """
-    velocity = np.asarray(state.object_velocities[target])
     distance = state.object_positions[target] - state.tip
+    return approach(distance, state.object_velocities[target], steps, step_s)
+
+
+def approach(
+    distance: np.ndarray, velocity: np.ndarray, steps: int, step_s: float,
+) -> np.ndarray:
+    """
+    Return the actions that close in on something that goes straight on.
+
+    Parameters
+    ----------
+    distance, velocity : float [2]
+        From the tip to the thing, m, and the thing's, m/s.
+    steps : int
+        Actions wanted.
+    step_s : float
+        Time between two of them, s.
+
+    Returns
+    -------
+    float32 [steps, 2]
+        Velocities along x and y, m/s.
+
+    """
+    velocity = np.asarray(velocity)
     chunk = np.empty((steps, 2), np.float32)
     for row in chunk:
         row[:] = np.clip(EXPERT_GAIN * distance + velocity, -SPEED_LIMIT, SPEED_LIMIT)
@@ -156,3 +220,19 @@ class TrackTask:
         self.contact = self.held == 1
         self.succeeded |= self.held >= self.HOLD_TICKS
         return self.succeeded
+
+    @property
+    def events(self) -> dict[str, int]:
+        """Nothing but contacts happens."""
+        return {}
+
+    def see(self, state: SceneState) -> None:
+        """Do nothing: the expert is told its target."""
+
+    def goal(self, state: SceneState) -> np.ndarray:
+        """Return where the expert wants the tip, float64 [2], m."""
+        return state.object_positions[self.target]
+
+    def expert_chunk(self, state: SceneState, steps: int, step_s: float) -> np.ndarray:
+        """Return the expert's next actions, float32 [steps, 2], m/s."""
+        return expert_chunk(state, self.target, steps, step_s)

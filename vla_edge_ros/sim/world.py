@@ -52,6 +52,9 @@ class World:
 
     """
 
+    PROPS = ''
+    """What else stands in the scene, MJCF."""
+
     def __init__(
         self,
         camera_width: int = 192,
@@ -63,7 +66,7 @@ class World:
                 raise ConfigError(name, 'must be in 16..4096 pixels', value)
         self.object_speed = object_speed
         self._mujoco = import_mujoco()
-        self._model = self._mujoco.MjModel.from_xml_string(build_scene())
+        self._model = self._mujoco.MjModel.from_xml_string(build_scene(self.PROPS))
         self._data = self._mujoco.MjData(self._model)
         self._size = (camera_width, camera_height)
         self._renderers: dict[str, Renderer] = {}

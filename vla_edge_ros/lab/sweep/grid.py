@@ -30,6 +30,7 @@ from vla_edge_ros.runtime.profiles import MEASURED
 from vla_edge_ros.schedule_options import ONLY_OVERLAP
 from vla_edge_ros.sim.episode_row import EpisodeSetup
 from vla_edge_ros.sim.simulator import EpisodeParameters, ONLY_POLICY
+from vla_edge_ros.sim.task_kinds import ONLY_TASK
 from vla_edge_ros.sim.tasks import MAX_SEED
 
 SOURCES = ('compute_ms', 'latency_trace', 'latency_profile')
@@ -251,7 +252,8 @@ def _make_cell(
 ) -> Cell:
     """Return the cell of one combination; notes the files that it needs."""
     idle = [*(ONLY_OVERLAP if choice['schedule'] != 'overlap' else ()),
-            *(ONLY_POLICY if choice['control'] == 'oracle' else ())]
+            *(ONLY_POLICY if choice['control'] == 'oracle' else ()),
+            *(name for name, task in ONLY_TASK.items() if choice['task'] != task)]
     latency = choice['latency']
     choice = choice | {name: latency[name] for name in latency if name in AXES}
     values = {name: '' if name in idle else value for name, value in choice.items()}
