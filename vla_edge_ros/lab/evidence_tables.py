@@ -58,6 +58,42 @@ def honesty_table(record: Mapping[str, Any], source: str) -> list[str]:
     ]
 
 
+def memory_table(record: Mapping[str, Any], source: str) -> list[str]:
+    """
+    Return how often each eviction policy still held the cue when the robot had to act.
+
+    Parameters
+    ----------
+    record : mapping
+        Of ``lab.bench_memory``.
+    source : str
+        Machine and commit.
+
+    """
+    cells = {(row['recall_s'], row['frames'], row['eviction']): row for row in record['rows']}
+    lines = [
+        '**Is the cue still in the cache?** Task `memory`, '
+        f'{record["episodes"]} episodes for each wait, the same frames for all caches, embedded '
+        "by the embedded policy's vision encoder, cubes at "
+        f'{record["object_speed"]:g} m/s ({source}). A cell is the share of episodes in which a '
+        'frame with the cue was still held at the tick at which the tool was released, with its '
+        '95 % interval, then at the tick at which the expert had fulfilled the task. It bounds '
+        'what a policy could know; **no policy is trained for this task yet, so success in the '
+        'loop is not shown**.',
+        '', '| wait | frames (slots) | semantic | fifo | uniform |', '|---|---|---|---|---|',
+    ]
+    for recall_s, frames in dict.fromkeys(key[:2] for key in cells):
+        rows = [cells[recall_s, frames, name] for name in ('semantic', 'fifo', 'uniform')]
+        told = []
+        for row in rows:
+            low, high = row['at_release']['interval']
+            told.append(f'{row["at_release"]["rate"]:.3f} ({low:.2f}–{high:.2f}), '
+                        f'{row["at_success"]["rate"]:.3f}')
+        lines.append(
+            f'| {recall_s:g} s | {frames} ({rows[0]["kv_slots"]}) | ' + ' | '.join(told) + ' |')
+    return lines
+
+
 def energy_table(record: Mapping[str, Any], source: str) -> list[str]:
     """
     Return what a chunk and a completed task cost in joules.

@@ -13,7 +13,12 @@ import shutil
 import subprocess
 import sys
 
-from vla_edge_ros.lab.evidence_tables import energy_table, honesty_table, write_power_models
+from vla_edge_ros.lab.evidence_tables import (
+    energy_table,
+    honesty_table,
+    memory_table,
+    write_power_models,
+)
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.lab.sweep.published import keep_estimate, keep_sweep, sweep_lines
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
@@ -55,6 +60,7 @@ def measure(names: list[str]) -> None:
             [*lab, 'vla_edge_ros.lab.bench_telemetry', '--json', path]),
         'chunk': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_chunk', '--json', path]),
         'parity': lambda path: _call([*vla_edge, 'parity', '--json', path]),
+        'memory': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_memory', '--json', path]),
         'eviction': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_eviction', '--json', path]),
         'frame_buffer': lambda path: _call(
             [*lab, 'vla_edge_ros.lab.bench_frame_buffer', '--json', path]),
@@ -241,7 +247,8 @@ def engine_tables() -> list[str]:
 def evidence() -> list[str]:
     """Return the tables of what has a record already."""
     lines = []
-    for name, table in (('honesty', honesty_table), ('energy', energy_table)):
+    for name, table in (
+            ('honesty', honesty_table), ('memory', memory_table), ('energy', energy_table)):
         if (RECORDS / f'{name}.json').exists():
             record = load(name)
             lines += [*table(record, _source(record['environment'])), '']

@@ -278,6 +278,26 @@ class Policy:
         return Observation(
             insertion.frame_id, insertion.evicted_frame_id, self.cache.num_frames, spent)
 
+    def embed(self, image: np.ndarray) -> np.ndarray:
+        """
+        Return the embedding that eviction would compare, float32 [vision_hidden_size].
+
+        Nothing enters the cache.
+
+        Parameters
+        ----------
+        image : uint8 [height, width, 3]
+            RGB, of any size.
+
+        Raises
+        ------
+        ShapeError
+            It is no such image.
+
+        """
+        patches = self._vision.preprocess(image)
+        return np.array(self._vision.encode(patches, self._state_bias)[1], np.float32)
+
     def act(self) -> ActionChunk:
         """
         Decode a chunk from the frames in the cache.
