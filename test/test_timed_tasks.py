@@ -6,6 +6,7 @@ from vla_edge_ros import cli
 from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.lab.sweep.grid import make_sweep
+from vla_edge_ros.lab.sweep.results import read_results
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.sim import rendering
 from vla_edge_ros.sim.conveyor import BELT_EDGE_Y, BeltWorld, BIN, ConveyorTask, NOTHING
@@ -223,6 +224,17 @@ def test_a_sweep_crosses_tasks_and_takes_their_own_options_once(tmp_path):
         ('track', ''), ('track', ''),
         ('conveyor', 0.0), ('conveyor', 0.0), ('conveyor', 1.0), ('conveyor', 1.0),
         ('memory', ''), ('memory', '')]
+
+
+def test_a_report_names_the_tasks_of_a_sweep_that_has_several(tmp_path):
+    grid = tmp_path / 'grid.yaml'
+    text = 'episodes: 1\ngrids:\n- control: oracle\n  object_speed: [0.1, 0.3]\n  task: '
+    for tasks, families in (('track', {'expert'}),
+                            ('[track, conveyor]', {'track, expert', 'conveyor, expert'})):
+        grid.write_text(f'{text}{tasks}\n')
+        out = tmp_path / f'out{len(families)}'
+        assert cli.run(['sweep', str(grid), '--out', str(out)], StopRequest()) == 0
+        assert {cell.family for cell in read_results(out).cells} == families
 
 
 def test_rendering_is_what_it_was_for_track():

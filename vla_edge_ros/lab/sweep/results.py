@@ -21,10 +21,11 @@ CHOICES = ('schedule', 'overlap_percent', 'seam', 'chunk_steps', 'safe_action', 
 FAMILY = ('task', 'control')
 """Conditions across which nothing is compared."""
 UNITS = {'overlap_percent': ' %', 'object_speed': ' m/s', 'delay_ms': ' ms', 'seam': '',
-         'camera_phase_ms': ' ms'}
+         'camera_phase_ms': ' ms', 'recall_s': ' s'}
 WORDS = {'control': {'none': 'policy', 'oracle': 'expert'}, 'chunk_steps': {'0': 'of all'}}
 """What a reader calls a value."""
-PREFIXES = {'chunk_steps': 'chunk ', 'delay_ms': 'delay ', 'camera_phase_ms': 'phase '}
+PREFIXES = {'chunk_steps': 'chunk ', 'delay_ms': 'delay ', 'camera_phase_ms': 'phase ',
+            'slip_probability': 'slip ', 'recall_s': 'recall '}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +183,15 @@ def _read_cells(rows: Sequence[Mapping[str, str]]) -> tuple[list[CellResult], st
         pairs = {(cell.axes.get('latency'), cell.axes.get('power_model')) for cell in family}
         if len(pairs) == len({latency for latency, _ in pairs}):
             varying[key].discard('power_model')  # latency says it already
-    named = [_named(cell, varying[tuple(cell.axes.get(name) for name in FAMILY)])
+    several = len({cell.axes.get('task') for cell in cells}) > 1
+    named = [_named(cell, varying[tuple(cell.axes.get(name) for name in FAMILY)], several)
              for cell in cells]
     return named, model
 
 
-def _named(cell: CellResult, varying: set[str]) -> CellResult:
+def _named(cell: CellResult, varying: set[str], several_tasks: bool) -> CellResult:
     names = list(cell.axes)
-    family = [name for name in FAMILY if name in names]
+    family = [name for name in FAMILY if name in names and (name != 'task' or several_tasks)]
     condition = [name for name in names if name not in (*CHOICES, *FAMILY) and name in varying]
     choice = [name for name in CHOICES
               if name in names and (name in varying or name == 'schedule')]
