@@ -41,7 +41,8 @@ def test_row_tells_counts_time_and_ages_in_tenths_of_a_millisecond():
     assert row.ages == {'fresh': {100: 1, 101: 1}, 'queued': {433: 1}}
     assert row.contact_ages == {433: 1}
     assert row.reasons == {'admitted': 2, 'playing': 28}
-    assert row.energy_j is None
+    assert row.energy_j is None and row.events == {}
+    assert make_row(result(events={'slips': 1})).events == {'slips': 1}
     assert make_row(result(succeeded=False)).time_to_success_s is None
 
 
@@ -63,6 +64,10 @@ SETUPS = [
     setup('latest', compute_ms=40.0, object_speed=0.1),
     setup('sync', 2, compute_ms=8.0, delay_ms=20.0),
     setup('deadline', compute_ms=8.0, eviction='fifo'),
+    setup('overlap', 8, control='oracle', task='conveyor', slip_probability=1.0),
+    setup('latest', 8, control='oracle', task='conveyor', slip_probability=0.0),
+    setup('sync', 4, control='oracle', task='memory', recall_s=1.0),
+    setup('sync', 4, control='oracle', task='memory', recall_s=2.0),
 ]
 
 

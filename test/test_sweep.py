@@ -175,6 +175,18 @@ def test_tables_hold_a_line_for_each_episode_and_cell(expected):
     assert float(fast['age_p99_ms']) < 26 < 100 < float(slow['age_p50_ms'])
 
 
+def test_tasks_are_an_axis_and_their_events_are_counted(tmp_path):
+    path = tmp_path / 'grid.yaml'
+    path.write_text(
+        'episodes: 4\ngrids:\n- {control: oracle, task: [track, conveyor], chunk_steps: 3, '
+        'slip_probability: [0, 1]}\n')
+    assert sweep(path, tmp_path / 'out', '--workers', 1) == 0
+    cells = list(csv.DictReader((tmp_path / 'out' / command.CELLS).read_text().splitlines()))
+    assert [(cell['task'], cell['slip_probability'], cell['event_slips']) for cell in cells] == [
+        ('track', '', '0'), ('conveyor', '0', '0'), ('conveyor', '1', '4')]
+    assert [int(cell['event_grasps']) >= 4 for cell in cells] == [False, True, True]
+
+
 def test_cell_with_energy_tells_it_by_success(sweep_file):
     from dataclasses import replace
 

@@ -148,7 +148,7 @@ def test_file_that_is_no_plain_yaml_is_refused(text, message, tmp_path):
     assert str(raised.value).startswith(message)
 
 
-@pytest.mark.parametrize(('name', 'episodes'), [('small', 3_600), ('paper', 43_200)])
+@pytest.mark.parametrize(('name', 'episodes'), [('small', 5_400), ('paper', 43_200)])
 def test_ready_sweep_has_its_number_of_episodes(name, episodes):
     sweep = read_sweep(ROOT / 'config' / f'sweep_{name}.yaml')
     assert sweep.episodes == episodes

@@ -48,6 +48,8 @@ class EpisodeRow:
         Energy of the episode by the power model, J; None where nobody can tell.
     energy_parts_j : dict of str to float, or None
         The same by part: ``telemetry.work.PARTS``.
+    events : dict of str to int
+        What else happened in the task, by name.
 
     """
 
@@ -62,6 +64,7 @@ class EpisodeRow:
     contact_ages: dict[int, int]
     energy_j: float | None = None
     energy_parts_j: dict[str, float] | None = None
+    events: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -93,6 +96,7 @@ def make_row(result: EpisodeResult) -> EpisodeRow:
         contact_ages=_histogram(result.contact_ages_ms),
         energy_j=None if result.energy_j is None else math.fsum(result.energy_j.values()),
         energy_parts_j=result.energy_j,
+        events=dict(result.events or {}),
     )
 
 

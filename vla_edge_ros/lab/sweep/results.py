@@ -21,11 +21,11 @@ CHOICES = ('schedule', 'overlap_percent', 'seam', 'chunk_steps', 'safe_action', 
 FAMILY = ('task', 'control')
 """Conditions across which nothing is compared."""
 UNITS = {'overlap_percent': ' %', 'object_speed': ' m/s', 'delay_ms': ' ms', 'seam': '',
-         'camera_phase_ms': ' ms', 'recall_s': ' s'}
+         'camera_phase_ms': ' ms', 'actuation_ms': ' ms', 'recall_s': ' s'}
 WORDS = {'control': {'none': 'policy', 'oracle': 'expert'}, 'chunk_steps': {'0': 'of all'}}
 """What a reader calls a value."""
 PREFIXES = {'chunk_steps': 'chunk ', 'delay_ms': 'delay ', 'camera_phase_ms': 'phase ',
-            'slip_probability': 'slip ', 'recall_s': 'recall '}
+            'actuation_ms': 'actuation ', 'recall_s': 'recall ', 'slip_probability': 'slip '}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ DIGITS = 6
 
 def episode_table(sweep: Sweep, rows: Mapping[EpisodeId, EpisodeRow]) -> str:
     """Return ``episodes.csv``: a line for each episode, in the order of the cells."""
-    causes = sorted({cause for row in rows.values() for cause in row.ages})
+    causes, events = _names(rows)
     lines = []
     for episode in sorted(rows):
         row = rows[episode]
@@ -39,7 +39,8 @@ def episode_table(sweep: Sweep, rows: Mapping[EpisodeId, EpisodeRow]) -> str:
             'cell': episode.cell, **sweep.cells[episode.cell].values,
             'seed': episode.seed, 'index': episode.index,
             'succeeded': int(row.succeeded), 'time_to_success_s': row.time_to_success_s,
-            'energy_j': row.energy_j, **_counts([row]), **_ages([row], causes),
+            'energy_j': row.energy_j, **_counts([row]), **_events([row], events),
+            **_ages([row], causes),
         })
     return _csv(lines)
 
@@ -47,9 +48,9 @@ def episode_table(sweep: Sweep, rows: Mapping[EpisodeId, EpisodeRow]) -> str:
 def cell_table(sweep: Sweep, rows: Mapping[EpisodeId, EpisodeRow]) -> str:
     """Return ``cells.csv``: a line for each cell, over all its episodes and seeds."""
     by_cell = _by_cell(sweep, rows)
-    causes = sorted({cause for row in rows.values() for cause in row.ages})
+    causes, events = _names(rows)
     return _csv([
-        _cell_line(number, cell, cell_rows, causes)
+        _cell_line(number, cell, cell_rows, causes, events)
         for number, (cell, cell_rows) in enumerate(zip(sweep.cells, by_cell))])
 
 
@@ -66,6 +67,16 @@ def age_table(sweep: Sweep, rows: Mapping[EpisodeId, EpisodeRow]) -> str:
     return _csv(lines)
 
 
+def _names(rows: Mapping[EpisodeId, EpisodeRow]) -> tuple[list[str], list[str]]:
+    """Return the causes and the events that any row has."""
+    causes = {cause for row in rows.values() for cause in row.ages}
+    return sorted(causes), sorted({event for row in rows.values() for event in row.events})
+
+
+def _events(rows: Sequence[EpisodeRow], events: Sequence[str]) -> dict[str, int]:
+    return {f'event_{name}': sum(row.events.get(name, 0) for row in rows) for name in events}
+
+
 def _by_cell(sweep: Sweep, rows: Mapping[EpisodeId, EpisodeRow]) -> list[list[EpisodeRow]]:
     by_cell: list[list[EpisodeRow]] = [[] for _ in sweep.cells]
     for episode in sorted(rows):
@@ -75,6 +86,7 @@ def _by_cell(sweep: Sweep, rows: Mapping[EpisodeId, EpisodeRow]) -> list[list[Ep
 
 def _cell_line(
     number: int, cell: Cell, rows: Sequence[EpisodeRow], causes: Sequence[str],
+    events: Sequence[str],
 ) -> dict[str, Any]:
     successes = sum(row.succeeded for row in rows)
     low, high = wilson_interval(successes, len(rows))
@@ -94,7 +106,7 @@ def _cell_line(
         'energy_j': energy_j,
         'energy_j_per_success': energy_j / successes if energy_j and successes else None,
         **{f'energy_{part}_j': _part_j(rows, part) for part in PARTS},
-        **_ages(rows, causes),
+        **_events(rows, events), **_ages(rows, causes),
     }
 
 
