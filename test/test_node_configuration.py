@@ -13,7 +13,8 @@ from vla_edge_ros.parameters import describe, from_mapping
 ROOT = Path(__file__).resolve().parent.parent
 SETS = node_parameters()
 PARAMETER_FILES = [
-    path for path in sorted((ROOT / 'config').glob('*.yaml')) if not path.name.startswith('sweep_')]
+    path for path in sorted((ROOT / 'config').glob('*.yaml'))
+    if not path.name.startswith('sweep_')]
 
 
 @pytest.mark.parametrize('path', PARAMETER_FILES, ids=lambda p: p.name)
