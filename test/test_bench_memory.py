@@ -54,8 +54,23 @@ def test_record_and_table_tell_every_cell_with_its_interval(policy, tmp_path, ca
     record = json.loads(path.read_text())
     assert len(record['rows']) == 3 * 4 * 3
     lines = memory_table(record, 'here')
-    assert len(lines) == 4 + 3 * 4 and 'not shown' in lines[0]
-    assert all(line.count('–') == 3 for line in lines[4:])
+    assert len(lines) == 4 + 3 * 4 + 2 and 'not shown' in lines[0]
+    assert all(line.count('–') == 3 for line in lines[4:-2])
+
+
+def test_verdict_names_where_intervals_lie_apart_and_nothing_else():
+    intervals = {'semantic': [0.5, 0.7], 'fifo': [0.0, 0.1], 'uniform': [0.6, 0.9]}
+    rows = [{
+        'recall_s': recall_s, 'frames': 8, 'kv_slots': 256, 'eviction': name,
+        'at_release': {'rate': 0.5, 'interval': [0.4, 0.6]},
+        'at_success': {'rate': 0.5, 'interval': [0.8, 0.9] if recall_s == 9.0 and
+                       name == 'uniform' else interval}}
+        for recall_s in (3.0, 9.0) for name, interval in intervals.items()]
+    record = {'rows': rows, 'episodes': 5, 'object_speed': 0.3}
+    assert memory_table(record, 'here')[-1] == (
+        'When the task is fulfilled, `semantic` is shown to hold the cue (intervals apart) more '
+        'often than `fifo` at 8 frames 3 s, 8 frames 9 s and less often at none; more often than '
+        '`uniform` at none and less often at 8 frames 9 s. Elsewhere they are not told apart.')
 
 
 def test_number_of_episodes_out_of_range_is_refused(capsys):

@@ -3,8 +3,9 @@ Tell whether the cue of the task ``memory`` is still in the cache when the robot
 
 Run as ``python -m vla_edge_ros.lab.bench_memory [--json FILE]``. The pictures are those of the
 task, embedded by the embedded policy's vision encoder; the caches have its layout and evict as
-``semantic``, ``fifo`` and ``uniform`` do, all with the same frames. No network decides anything:
-the scripted expert moves the tool. What is told is therefore what a policy *could* know.
+``semantic``, ``fifo`` and ``uniform`` do, all with the same frames. The scripted expert moves the
+tool. What is told is which frames were kept, not what a policy makes of them: one that was trained
+for it could carry the colour on in the keys and values of later frames.
 """
 
 import argparse

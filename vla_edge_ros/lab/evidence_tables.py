@@ -77,9 +77,10 @@ def memory_table(record: Mapping[str, Any], source: str) -> list[str]:
         "by the embedded policy's vision encoder, cubes at "
         f'{record["object_speed"]:g} m/s ({source}). A cell is the share of episodes in which a '
         'frame with the cue was still held at the tick at which the tool was released, with its '
-        '95 % interval, then at the tick at which the expert had fulfilled the task. It bounds '
-        'what a policy could know; **no policy is trained for this task yet, so success in the '
-        'loop is not shown**.',
+        '95 % interval, then at the tick at which the expert had fulfilled the task. This is what '
+        'the cache kept, not what a policy makes of it: keys and values of later frames can carry '
+        'the colour on. **No policy that is trained for this task is shipped, so success in the '
+        'loop is not shown.**',
         '', '| wait | frames (slots) | semantic | fifo | uniform |', '|---|---|---|---|---|',
     ]
     for recall_s, frames in dict.fromkeys(key[:2] for key in cells):
@@ -91,7 +92,25 @@ def memory_table(record: Mapping[str, Any], source: str) -> list[str]:
                         f'{row["at_success"]["rate"]:.3f}')
         lines.append(
             f'| {recall_s:g} s | {frames} ({rows[0]["kv_slots"]}) | ' + ' | '.join(told) + ' |')
-    return lines
+    return [*lines, '', _memory_verdict(cells)]
+
+
+def _memory_verdict(cells: Mapping[tuple, Mapping[str, Any]]) -> str:
+    """Say where semantic eviction is shown to keep the cue more, and less, often."""
+    told = []
+    for other in ('fifo', 'uniform'):
+        better, worse = [], []
+        for recall_s, frames in dict.fromkeys(key[:2] for key in cells):
+            (low, high), (other_low, other_high) = (
+                cells[recall_s, frames, name]['at_success']['interval']
+                for name in ('semantic', other))
+            place = f'{frames} frames {recall_s:g} s'
+            better += [place] if low > other_high else []
+            worse += [place] if high < other_low else []
+        told.append(f'more often than `{other}` at {", ".join(better) or "none"} and less often '
+                    f'at {", ".join(worse) or "none"}')
+    return ('When the task is fulfilled, `semantic` is shown to hold the cue (intervals apart) '
+            + '; '.join(told) + '. Elsewhere they are not told apart.')
 
 
 def energy_table(record: Mapping[str, Any], source: str) -> list[str]:
