@@ -20,7 +20,7 @@ from vla_edge_ros.lab.evidence_tables import (
     write_power_models,
 )
 from vla_edge_ros.lab.record import environment_record
-from vla_edge_ros.lab.sweep.published import keep_estimate, keep_sweep, sweep_lines
+from vla_edge_ros.lab.sweep.published import keep_sweep, sweep_lines
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.runtime.action_queue import PLANNED_CAUSES
 from vla_edge_ros.sim.tasks import TICK_HZ
@@ -55,7 +55,7 @@ def measure(names: list[str]) -> None:
         'schedules': lambda path: _schedules(vla_edge, path),
         'honesty': lambda path: _call([*lab, 'vla_edge_ros.lab.honesty', '--json', path]),
         'sweep_small': lambda path: keep_sweep(vla_edge, path.stem, ROOT),
-        'sweep_paper': lambda path: keep_estimate(vla_edge, path, ROOT),
+        'sweep_paper': lambda path: keep_sweep(vla_edge, path.stem, ROOT),
         'telemetry': lambda path: _call(
             [*lab, 'vla_edge_ros.lab.bench_telemetry', '--json', path]),
         'chunk': lambda path: _call([*lab, 'vla_edge_ros.lab.bench_chunk', '--json', path]),

@@ -6,8 +6,7 @@ from pathlib import Path
 import shutil
 import subprocess
 
-from vla_edge_ros.lab.record import environment_record
-from vla_edge_ros.lab.sweep.names import CELLS, CONFIGURATION, FINDINGS, SESSIONS
+from vla_edge_ros.lab.sweep.names import CELLS, CONFIGURATION, FINDINGS, REPORT, SESSIONS
 
 TOLD = ('dominates', 'in no condition shown', 'matters in', 'hides a tail', 'Energy per')
 """What of the findings the README repeats."""
@@ -34,17 +33,8 @@ def keep_sweep(vla_edge: Sequence[str], name: str, root: Path) -> None:
         print(*vla_edge, *words, flush=True)
         subprocess.run([*vla_edge, *words], check=True, cwd=root)
     kept.mkdir(parents=True, exist_ok=True)
-    for file in (CONFIGURATION, CELLS, FINDINGS, SESSIONS):
+    for file in (CONFIGURATION, CELLS, FINDINGS, SESSIONS, REPORT):
         shutil.copy(out / file, kept / file)
-
-
-def keep_estimate(vla_edge: Sequence[str], path: Path, root: Path) -> None:
-    """Keep what ``--dry-run`` of a ready sweep tells, in ``path`` under ``root``."""
-    command = [*vla_edge, 'sweep', f'config/{path.stem}.yaml', '--dry-run']
-    print(*command, flush=True)
-    done = subprocess.run(command, check=True, cwd=root, capture_output=True, text=True)
-    record = {'told': done.stdout.splitlines(), 'environment': environment_record()}
-    (root / path).write_text(json.dumps(record, indent=1) + '\n', encoding='utf-8')
 
 
 def sweep_lines(records: Path, source: Callable[[dict], str]) -> list[str]:
@@ -59,23 +49,24 @@ def sweep_lines(records: Path, source: Callable[[dict], str]) -> list[str]:
         Tells the machine and commit of a record in a few words.
 
     """
-    def where(record: dict) -> str:
-        return f'{source(record)}, load {record["load_average_1min"]:.1f}'
+    def took(name: str) -> str:
+        folder = records / name
+        sessions = [json.loads(line) for line in (folder / SESSIONS).read_text().splitlines()]
+        (first,) = (session for session in sessions if 'environment' in session)
+        (last,) = (session for session in sessions if 'ended' in session)
+        cells = len((folder / CELLS).read_text(encoding='utf-8').splitlines()) - 1
+        machine = first['environment']
+        return (
+            f'`config/{name}.yaml`, {last["ran"]:,} episodes in {cells} cells, took '
+            f'{last["seconds"] / 60:.1f} min with {first["workers"]} processes '
+            f'({source(machine)}, load {machine["load_average_1min"]:.1f} when it began)')
 
-    folder = records / 'sweep_small'
-    sessions = [json.loads(line) for line in (folder / SESSIONS).read_text().splitlines()]
-    (first,) = (session for session in sessions if 'environment' in session)
-    (last,) = (session for session in sessions if 'ended' in session)
-    cells = len((folder / CELLS).read_text(encoding='utf-8').splitlines()) - 1
-    paper = json.loads((records / 'sweep_paper.json').read_text(encoding='utf-8'))
-    text = (folder / FINDINGS).read_text(encoding='utf-8')
+    text = (records / 'sweep_paper' / FINDINGS).read_text(encoding='utf-8')
     said = [line for line in text.splitlines() if line.startswith('- ')]
     return [
-        f'**Sweeps**: `config/sweep_small.yaml`, {last["ran"]:,} episodes in {cells} cells, took '
-        f'{last["seconds"] / 60:.1f} min with {first["workers"]} processes '
-        f'({where(first["environment"])} when it began). `config/sweep_paper.yaml`, by '
-        f'`--dry-run`: {"; ".join(paper["told"])} ({where(paper["environment"])}). Some of what '
-        'the small one says, for times and powers that are predictions; all of it is in '
-        '[its findings](docs/results/sweep_small/findings.md):', '',
+        f'**Sweeps**: {took("sweep_small")}; {took("sweep_paper")}. Some of what the large one '
+        'says, for times and powers that are predictions; all of it is in '
+        '[its findings](docs/results/sweep_paper/findings.md) and in '
+        '[those of the small one](docs/results/sweep_small/findings.md):', '',
         *(line for line in said if any(words in line for words in TOLD)),
     ]
