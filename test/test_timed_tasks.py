@@ -247,3 +247,13 @@ def test_rendering_is_what_it_was_for_track():
     for world in (dark, plain):
         world.reset(np.random.default_rng(4))
     np.testing.assert_array_equal(dark.render(), plain.render())
+
+
+@pytest.mark.parametrize(
+    'words', [['--task', 'track'], ['--task', 'conveyor', '--control', 'oracle']])
+def test_success_of_a_policy_in_a_task_it_is_not_trained_for_comes_with_that_note(words, capsys):
+    few = ['--episodes', '1', '--workers', '1']
+    assert cli.run(['sim', '--task', 'conveyor', *few], StopRequest()) == 0
+    assert 'trained for track alone' in capsys.readouterr().out
+    assert cli.run(['sim', *words, *few], StopRequest()) == 0
+    assert 'trained for track alone' not in capsys.readouterr().out

@@ -244,6 +244,9 @@ def _table(summary: dict) -> Table:
     low, high = summary['success_interval']
     table.add_row('episodes', str(summary['episodes']))
     table.add_row('success rate', f'{summary["success_rate"]:.3f}  (95 %: {low:.3f}..{high:.3f})')
+    config = summary['config']
+    if config['task'] != 'track' and config['control'] != 'oracle' and not config['policy']:
+        table.add_row('note', 'the embedded policy is trained for track alone')
     table.add_row('observation age, ms', _ages(summary['observation_age_ms']))
     for cause, ages in summary['observation_age_by_cause'].items():
         table.add_row(f'  {cause}', _ages(ages))
