@@ -310,10 +310,16 @@ def test_the_command_measures_in_real_time(tmp_path, monkeypatch, capsys):
 
 def test_steady_power_over_the_times_of_a_run_is_compared_with_the_counter():
     steady = {what: {'watts': watts} for what, watts in
-              (('idle', 100.0), ('prefill', 600.0), ('decode', 400.0))}  # fmt: skip
+              (('idle', 100.0), ('prefill', 600.0), ('decode', 400.0), ('chunk', 450.0))}
     record = {'seconds': 10.0, 'joules': 2000.0,
               'parts_seconds': {'prefill': 1.0, 'decode': 2.0}}  # fmt: skip
     found = by_steady_power(record, steady)
     assert found['rest_joules'] == 600 and found['rest_watts'] == pytest.approx(600 / 7)
     assert found['predicted_joules'] == 2100
     assert found['predicted_over_counter'] == pytest.approx(1.05)
+    # Late chunks and probes are no rest: a device that idles at 100 W is found to.
+    record['parts_seconds'] |= {'late_or_aborted': 1.0, 'retries': 1.0}
+    record['joules'] = 600 + 800 + 2 * 450 + 5 * 100
+    found = by_steady_power(record, steady)
+    assert found['rest_seconds'] == 5 and found['rest_watts'] == pytest.approx(100)
+    assert found['predicted_over_counter'] == pytest.approx(1)

@@ -116,8 +116,8 @@ def test_files_lie_beside_the_sweep_and_are_told_by_content(tmp_path):
      'grids[0].latency_trace must be a readable trace (No such file'),
     ({'grids': [{'chunk_steps': [3, 4]}]}, 'grids[0].chunk_steps must be at most 3'),
     ({'grids': [{'policy': 'none'}]}, 'grids[0].'),
-    ({'grids': [{'chunk_steps': [1, 2]}], 'episodes': 600_000},
-     'grids[0] must have at most 1,000,000 episodes, got 1200000'),
+    ({'grids': [{'chunk_steps': [1, 2]}, {'chunk_steps': 3}], 'episodes': 200_000,
+      'seeds': [0, 1]}, 'grids must have at most 1,000,000 episodes, got 1200000'),
 ])
 def test_mistake_is_told_by_place_rule_and_value(document, message, tmp_path):
     with pytest.raises(ConfigError) as raised:
@@ -154,6 +154,22 @@ def test_ready_sweep_has_its_number_of_episodes(name, episodes):
     assert sweep.episodes == episodes
     assert {cell.values['schedule'] for cell in sweep.cells} == set(SCHEDULES)
     assert {0.0, 100.0} <= {cell.values['overlap_percent'] for cell in sweep.cells}
+
+
+def test_traces_of_one_name_in_two_folders_are_two_latencies(tmp_path):
+    for folder in ('orin', 'thor'):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / 'trace.csv', step(decode_ms=6.0))
+    traces = [{'latency_trace': f'{folder}/trace.csv'} for folder in ('orin', 'thor')]
+    found = cells({**ORACLE, 'latency': [*traces, traces[0]]}, folder=tmp_path)
+    assert [cell.values['latency'] for cell in found] == ['orin/trace', 'thor/trace']
+
+
+def test_trace_that_would_be_called_as_a_device_is_refused_not_left_out(tmp_path):
+    write(tmp_path / 'h200.csv', step(decode_ms=6.0))
+    latency = [{'latency_profile': 'h200'}, {'latency_trace': 'h200.csv'}]
+    with pytest.raises(ConfigError, match=r'grids\[0\].latency must have another name in tables'):
+        cells({**ORACLE, 'latency': latency}, folder=tmp_path)
 
 
 def test_missing_file_is_refused(tmp_path):

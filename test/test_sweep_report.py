@@ -95,6 +95,13 @@ def test_page_holds_every_cell_and_every_condition(page, folder):
     assert 'sync chunk 4' in {cell.choice for cell in results.cells}
 
 
+def test_torn_line_about_a_session_costs_no_report(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / 'copy')
+    with (copy / 'sessions.jsonl').open('a') as file:
+        file.write('{"started": "20\n')
+    assert read_results(copy).sessions == read_results(folder).sessions
+
+
 def test_equal_tables_give_equal_pages_and_findings(page, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / 'copy')
     assert run('report', copy, '--out', tmp_path / 'new' / 'page.html') == 0

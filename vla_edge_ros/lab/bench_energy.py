@@ -33,7 +33,9 @@ from vla_edge_ros.telemetry.energy_sources import (
 )
 from vla_edge_ros.telemetry.work import (
     DECODE,
+    LATE,
     PREFILL,
+    RETRIES,
     seconds_by_part,
     trace_columns,
     work_intervals,
@@ -257,14 +259,18 @@ def by_steady_power(record: dict[str, Any], steady: dict[str, dict]) -> dict[str
     Returns
     -------
     dict
-        ``prefill_joules``, ``decode_joules``; ``rest_joules`` and ``rest_watts``, what the counter
-        has beyond them; ``predicted_joules`` with the rest at the power measured before, and its
-        ratio to the counter. The clocks stay up between chunks, so that the rest can draw more.
+        ``prefill_joules``, ``decode_joules``, and of what was late or a probe
+        ``late_or_aborted_joules`` and ``retries_joules``; ``rest_joules`` and ``rest_watts``, what
+        the counter has beyond them; ``predicted_joules`` with the rest at the power measured
+        before, and its ratio to the counter. The clocks stay up between chunks, so that the rest
+        can draw more.
 
     """
     seconds = record['parts_seconds']
     work = {what: seconds[what] * steady[what]['watts'] for what in (PREFILL, DECODE)}
-    rest_s = record['seconds'] - sum(seconds[what] for what in work)
+    # What was late or a probe kept the device as busy as any other chunk.
+    work |= {what: seconds.get(what, 0.0) * steady['chunk']['watts'] for what in (LATE, RETRIES)}
+    rest_s = record['seconds'] - sum(seconds.get(what, 0.0) for what in work)
     rest_j = record['joules'] - sum(work.values())
     predicted_j = sum(work.values()) + rest_s * steady['idle']['watts']
     return {

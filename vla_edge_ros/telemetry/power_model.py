@@ -4,8 +4,9 @@ Power of a device as a model: what virtual time, in which nothing draws power, i
 ``power.yaml`` beside this file holds the models and says of every figure where it comes from.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 import math
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,13 @@ def _models(path: Path) -> dict[str, PowerModel]:
 
 def device_names() -> tuple[str, ...]:
     """Return the devices there is a model of."""
-    return tuple(_models(MODELS))
+    return tuple(_own_models())
+
+
+@cache
+def _own_models() -> Mapping[str, PowerModel]:
+    """Return what the package's own data file says."""
+    return _models(MODELS)
 
 
 def power_model(device: str) -> PowerModel:
@@ -112,7 +119,7 @@ def power_model(device: str) -> PowerModel:
         There is none.
 
     """
-    models = _models(MODELS)
+    models = _own_models()
     if device not in models:
         raise ConfigError('power_model', f'must be one of {", ".join(models)}', device)
     return models[device]

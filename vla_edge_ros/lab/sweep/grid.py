@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 import hashlib
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -173,19 +174,22 @@ def make_sweep(document: Any, folder: Path) -> Sweep:
         raise ConfigError('grids', 'must be a list of one or more grids', grids)
     parameters = SweepParameters(**document)
     resolved = [_read_grid(f'grids[{number}]', grid) for number, grid in enumerate(grids)]
-    cells: dict[tuple, Cell] = {}
+    cells: dict[str, Cell] = {}
+    called: dict[tuple, Cell] = {}
     paths: dict[str, Path] = {}
     checked: set[tuple] = set()
+    count = sum(math.prod(map(len, grid.values())) for grid in resolved)
+    episodes = count * parameters.episodes * len(parameters.seeds)
+    if episodes > MAX_EPISODES:
+        raise ConfigError('grids', f'must have at most {MAX_EPISODES:,} episodes', episodes)
     for number, grid in enumerate(resolved):
-        count = 1
-        for values in grid.values():
-            count *= len(values)
-        if count * parameters.episodes > MAX_EPISODES:
-            rule = f'must have at most {MAX_EPISODES:,} episodes'
-            raise ConfigError(f'grids[{number}]', rule, count * parameters.episodes)
         for choice in _combinations(grid):
             cell = _make_cell(f'grids[{number}]', choice, folder, paths, checked)
-            cells.setdefault(tuple(cell.values.items()), cell)
+            # Values of an axis that a schedule does not look at make no other cell.
+            cell = cells.setdefault(repr(cell.setup), cell)
+            if called.setdefault(tuple(cell.values.items()), cell) is not cell:
+                rule = 'must have another name in tables than that of another source'
+                raise ConfigError(f'grids[{number}].latency', rule, cell.values['latency'])
     return Sweep(
         parameters, resolved, list(cells.values()),
         {name: _digest(path) for name, path in sorted(paths.items())})
@@ -285,8 +289,8 @@ def latency_name(latency: Mapping[str, Any]) -> str:
     if 'compute_ms' in latency:
         return f'{latency["compute_ms"]:g} ms'
     return ' '.join(
-        Path(value).stem if name in FILES else str(value) for name, value in latency.items()
-        if name not in AXES)
+        str(Path(value).with_suffix('') if name in FILES else value)
+        for name, value in latency.items() if name not in AXES)
 
 
 def _check_files(setup: EpisodeSetup, checked: set[tuple]) -> None:

@@ -1,6 +1,7 @@
 """A finished sweep, read back from its tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import csv
 from dataclasses import dataclass, field
 import io
@@ -141,14 +142,22 @@ def read_results(folder: Path) -> SweepResults:
         ages = _read_ages(_rows(folder / AGES))
         sessions = []
         if (folder / SESSIONS).is_file():
-            lines = (folder / SESSIONS).read_text(encoding='utf-8').splitlines()
-            sessions = [json.loads(line) for line in lines]
+            sessions = _sessions((folder / SESSIONS).read_text(encoding='utf-8'))
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, csv.Error) as error:
         rule = f'must hold the readable tables of a sweep ({one_line(error)})'
         raise ConfigError('report', rule, str(folder)) from None
     if not cells:
         raise ConfigError('report', 'must be a sweep with a cell', str(folder))
     return SweepResults(cells, ages, configuration, sessions, model)
+
+
+def _sessions(text: str) -> list[dict]:
+    """Return the lines that are whole: they tell of a sweep, and no table needs them."""
+    sessions = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            sessions.append(json.loads(line))
+    return sessions
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
