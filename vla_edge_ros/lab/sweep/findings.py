@@ -130,9 +130,10 @@ def findings(results: SweepResults) -> list[str]:
             *(part(family, cost_name) for part in parts), _causes(results, family),
             _contact(results, family), _energy(results, family)) if text]
     said.append(
-        'Success is compared by 95 % intervals (Wilson), one at a time: among many comparisons '
-        'some are wrong, though fewer than one in twenty, as intervals that lie apart are a '
-        'stricter test.')
+        'Success is compared by 95 % intervals (Wilson): of two configurations chosen beforehand, '
+        'fewer than one in twenty are told apart wrongly, as intervals that lie apart are a '
+        'stricter test. The best against the worst of many is a looser one: the more there are, '
+        'the more often chance alone parts them.')
     return said
 
 
