@@ -50,13 +50,23 @@ class Graph:
         return True
 
     def call(self, kind: type, name: str, request):
-        """Call a service and return its response."""
+        """
+        Call a service and return its response.
+
+        DDS loses the answer to a client that the service has not discovered yet, though the
+        client knows the service; then the call is made anew.
+        """
         client = self.peer.create_client(kind, name)
         assert self.spin_until(client.service_is_ready), f'no service {name}'
-        future = client.call_async(request)
-        assert self.spin_until(future.done), f'no answer from {name}'
+        futures = []
+        for _ in range(3):
+            futures.append(client.call_async(request))
+            if self.spin_until(lambda: any(f.done() for f in futures), TIMEOUT_S / 3):
+                break
+        answers = [future.result() for future in futures if future.done()]
+        assert answers, f'no answer from {name}'
         self.peer.destroy_client(client)
-        return future.result()
+        return answers[0]
 
     def close(self) -> None:
         """Shut down in the order rclpy survives."""
