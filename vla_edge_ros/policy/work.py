@@ -59,6 +59,16 @@ def layer_products(config, tokens: int, weight_bytes: float = 2, activation_byte
         for name, shape in shapes.items()}
 
 
+def arranged(config, slots: int) -> Work:
+    """
+    Return the work of bringing the keys and values of ``slots`` into order of rank.
+
+    Keys are held as float32 and turned to float16; values are float16 in both places.
+    """
+    numbers = config.key_value_size * config.num_hidden_layers * slots
+    return Work((4 + 2 + 2 + 2) * numbers, 0)
+
+
 def vision(config, weight_bytes: float = 4, activation_bytes: int = 4) -> Work:
     """Return the work of encoding one picture to tokens, of a ``PolicyConfig``."""
     patches = config.patch_rows * config.patch_columns

@@ -14,16 +14,18 @@ import numpy as np
 from vla_edge_ros.clock import NS_PER_S
 from vla_edge_ros.policy.policy_config import PolicyConfig
 from vla_edge_ros.policy.shapes import SHAPES
-from vla_edge_ros.policy.work import attention, layer_products, product, vision, Work
+from vla_edge_ros.policy.work import arranged, attention, layer_products, product, vision, Work
 from vla_edge_ros.runtime.devices import catalogue, Device, EngineFigures, Jitter, Weights
 from vla_edge_ros.telemetry.stages import Stage
 
 PREFILL_TOKENS = 32
 """Tokens that one pass of the engine takes in at most."""
-PREFILL_KERNELS, DECODE_PHASES, VISION_KERNELS = 8, 5, 3
-"""Kernels of a layer to prefill, dependent steps of a layer to decode, kernels of a picture."""
-ARRANGED = 2
-"""Times that keys and values are moved to bring them into order of rank, before they are read."""
+PREFILL_KERNELS, STREAMED_KERNELS, STORING_KERNELS = 8, 7, 2
+"""Kernels of a layer to prefill, with the MLP as one, and until keys and values are stored."""
+STREAMED_HIDDEN = 1536
+"""Hidden size up to which a device that decodes in one kernel has the MLP of a prefill as one."""
+DECODE_PHASES, VISION_KERNELS = 5, 3
+"""Dependent steps of a layer to decode, kernels of a picture."""
 MEASURED_SHAPE = '1.5b'
 """What the figures of the engine are fitted to."""
 BOUNDS = ('memory', 'compute', 'latency')
@@ -106,19 +108,30 @@ class DeviceModel:
         self._exchange_s = 1e-6 * figures.exchange_us * slower
         self._call = Cost(latency=1e-6 * figures.call_us)
         self._streams = device.one_kernel_decode
+        streams_mlp = self._streams and self._network.hidden_size <= STREAMED_HIDDEN
+        self._kernels = STREAMED_KERNELS if streams_mlp else PREFILL_KERNELS
 
     def prefill(self, length: int) -> Cost:
-        """Return the cost of taking in a frame's tokens behind ``length`` cached slots."""
-        layers, left, total = self._network.num_hidden_layers, self._config.slots_per_frame, Cost()
+        """
+        Return the cost of taking in a frame's tokens behind ``length`` cached slots.
+
+        The frame takes the place of the oldest, so that all slots behind that one change their
+        rank and are arranged anew, once. Of the last layer only keys and values are computed.
+        """
+        left, total = self._config.slots_per_frame, self._call
+        total += self._roof(arranged(self._network, max(length - left, 0)))
         while left > 0:
             tokens = min(left, PREFILL_TOKENS)
-            layer = Cost(latency=PREFILL_KERNELS * self._launch_s)
-            for work in layer_products(self._network, tokens, self._weights.bytes).values():
-                layer += self._roof(work)
-            layer += self._attention(length, tokens, 1 if total else 1 + ARRANGED)
-            total += layer * layers + Cost(latency=self._launch_s)
+            costs = {name: self._roof(work) for name, work in layer_products(
+                self._network, tokens, self._weights.bytes).items()}  # fmt: skip
+            layer = self._attention(length, tokens) + Cost(latency=self._kernels * self._launch_s)
+            for cost in costs.values():
+                layer += cost
+            last = costs['qkv'] + Cost(latency=STORING_KERNELS * self._launch_s)
+            arranging = Cost(latency=self._launch_s)
+            total += layer * (self._network.num_hidden_layers - 1) + last + arranging
             length, left = length + tokens, left - tokens
-        return self._call + total
+        return total
 
     def decoded_token(self, length: int) -> Cost:
         """Return the cost of one decoded token that sees ``length`` slots."""
@@ -128,7 +141,7 @@ class DeviceModel:
         layer = Cost()
         for work in layer_products(self._network, 1, self._weights.bytes).values():
             layer += self._roof(work)
-        layer += self._attention(length, 1, 1)
+        layer += self._attention(length, 1)
         head = self._roof(product(self._head_rows, self._network.hidden_size, 1))
         return layer * layers + head + Cost(latency=waits)
 
@@ -155,9 +168,9 @@ class DeviceModel:
             Stage.DECODE: self._call + self.decoded_token(seen) * tokens,
         }
 
-    def _attention(self, length: int, tokens: int, passes: int) -> Cost:
+    def _attention(self, length: int, tokens: int) -> Cost:
         work = attention(self._network, length, tokens)
-        moved = Work(work.bytes * passes / self._figures.key_value_efficiency, work.flop)
+        moved = Work(work.bytes / self._figures.key_value_efficiency, work.flop)
         return self._roof(moved)
 
     def _roof(self, work: Work) -> Cost:

@@ -1,6 +1,8 @@
 """
-The kernels of a prefill of up to ``TOKENS`` tokens: eight a layer.
+The kernels of a prefill of up to ``TOKENS`` tokens.
 
+A layer takes eight, or seven where ``prefill_stream`` does the MLP: from compute capability 9.0
+on, where the network fits. If only keys and values are wanted, the last layer takes its first two.
 As in decode, but normalising and mixing are kernels of their own, because every block of a
 product needs all tokens.
 """
