@@ -3,7 +3,7 @@
 from test_bench_energy import Machine
 import yaml
 
-from vla_edge_ros.lab.bench_energy import measure_energy
+from vla_edge_ros.lab.bench_energy import measure_energy, STEADY
 from vla_edge_ros.lab.evidence_tables import energy_table, honesty_table, renew_power_models
 from vla_edge_ros.telemetry.power_model import MODELS, PowerModel
 
@@ -67,3 +67,18 @@ def test_a_record_of_another_device_or_without_a_loop_changes_no_model():
     text = MODELS.read_text()
     assert renew_power_models(energy_record(device='NVIDIA L4'), text) == text
     assert renew_power_models(energy_record(loop='unavailable: no'), text) == text
+
+
+def test_a_record_that_failed_changes_no_model_and_its_table_says_what_failed():
+    text = MODELS.read_text()
+    assert renew_power_models(energy_record(), text) != text
+    assert renew_power_models(energy_record(passed=False), text) == text
+    for name in STEADY:
+        failed = energy_record() | {name: 'unavailable: it stood still', 'passed': False}
+        for what in ('loop', 'tasks'):
+            del failed[what]['by_steady_power']
+        assert renew_power_models(failed, text) == text
+        assert renew_power_models(failed | {'passed': True}, text) == text
+        page = '\n'.join(energy_table(failed, 'here'))
+        assert '| | unavailable: it stood still |' in page and 'not told' in page
+        assert 'in each of the 5 measurements' in page

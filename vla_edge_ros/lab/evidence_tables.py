@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from vla_edge_ros.lab.bench_energy import STEADY
+from vla_edge_ros.telemetry.energy import UNAVAILABLE
 from vla_edge_ros.telemetry.power_model import MODELS
 
 DEVICE = 'h200'
@@ -125,15 +126,20 @@ def energy_table(record: Mapping[str, Any], source: str) -> list[str]:
         Machine and commit.
 
     """
+    idle = record['idle']
+    period = UNAVAILABLE if isinstance(idle, str) else f'{idle["counter_period_ms"]:.0f} ms'
     lines = [
         f'**Energy**: {record["device"]}, {record["shape"]} shape behind '
         f'{record["kv_slots"]} slots, by its own counter ({source}). Alone means back to back for '
         'seconds, so that the counter, which moves only every '
-        f'{record["idle"]["counter_period_ms"]:.0f} ms, tells it.',
+        f'{period}, tells it.',
         '', '| | power | energy |', '|---|---|---|',
     ]  # fmt: skip
     for name in STEADY:
         found = record[name]
+        if isinstance(found, str):
+            lines.append(f'| {name}{"" if name == "idle" else ", alone"} | | {found} |')
+            continue
         each = '' if name == 'idle' else f'{found["joules_per_run"]:.2f} J a run'
         lines.append(f'| {name}{"" if name == "idle" else ", alone"} | {found["watts"]:.0f} W | '
                      f'{each} |')  # fmt: skip
@@ -142,9 +148,10 @@ def energy_table(record: Mapping[str, Any], source: str) -> list[str]:
         if isinstance(found, str):
             lines.append(f'| {title} | | {found} |')
             continue
-        alone = found['by_steady_power']
-        share = (f'{100 * alone["rest_share"]:.0f} % between the runs, at '
-                 f'{alone["rest_watts"]:.0f} W')  # fmt: skip
+        alone, share = found.get('by_steady_power'), 'between the runs not told'
+        if alone:
+            share = (f'{100 * alone["rest_share"]:.0f} % between the runs, at '
+                     f'{alone["rest_watts"]:.0f} W')  # fmt: skip
         each = (f'{found["joules_per_chunk"]:.2f} J a chunk' if name == 'loop'
                 else f'{found["joules_per_completed_task"]:.0f} J a completed task')  # fmt: skip
         lines.append(f'| {title} | {found["watts"]:.0f} W | {each}, {share} |')
@@ -163,9 +170,11 @@ def renew_power_models(record: Mapping[str, Any], text: str) -> str:
     Return ``power.yaml`` with the powers of ``DEVICE`` as recorded, else as it is.
 
     Idle is what the GPU draws between the runs of a loop at 30 Hz, for its clocks stay up there.
+    A record that has not passed, or in which a measurement failed, changes nothing.
     """
     loop = record['loop']
-    if record['device'] != RECORDED_ON or not isinstance(loop, dict):
+    if record['device'] != RECORDED_ON or not record['passed'] or not all(
+            isinstance(record[name], dict) for name in (*STEADY, 'loop')):
         return text
     commit = record['environment']['commit'][:10]
     powers = {'idle_w': loop['by_steady_power']['rest_watts'],
