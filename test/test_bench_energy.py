@@ -28,6 +28,7 @@ from vla_edge_ros.policy.action_tokens import ActionChunk
 from vla_edge_ros.runtime.frame_buffer import Frame
 from vla_edge_ros.runtime.latency import FixedLatency
 from vla_edge_ros.runtime.runner import VirtualRunner
+from vla_edge_ros.sim.simulator import Simulator
 from vla_edge_ros.telemetry.energy_sources import (
     CounterSource,
     PowerSource,
@@ -233,6 +234,15 @@ def test_what_fails_is_unavailable_and_the_rest_stands(monkeypatch):
         'mode': 'energy', 'environment': {'commit': ''}, 'shape': '1.5b', 'kv_slots': 96,
         'source': 'it', 'device': 'GPU'})
     assert 'unavailable: ImportError' in page
+
+
+def test_tasks_that_fail_close_their_simulator(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Simulator, 'close', lambda _: closed.append(True))
+    monkeypatch.setattr(Simulator, 'run', lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Machine().bench().tasks(1.0, 10.0)
+    assert closed == [True]
 
 
 def test_a_counter_that_stands_still_is_no_measurement():

@@ -16,6 +16,7 @@ from vla_edge_ros.demo.processes import NodeFailed
 from vla_edge_ros.lab import honesty
 from vla_edge_ros.lab.honesty import CAMERA_PERIOD_MS, compare, distance_ms, phases_ms, run_virtual
 from vla_edge_ros.lab.live_episodes import (
+    _changed_environment,
     _outcomes,
     _until_the_camera_stopped,
     LiveRun,
@@ -62,6 +63,26 @@ def test_virtual_time_with_what_was_recorded_gives_the_run_that_was_recorded(tmp
     assert distance_ms(ages_ms, virtual['ages_ms']) < 0.05
     assert np.median(virtual['ages_ms']) == pytest.approx(6.0 + 8.0, abs=0.05)
     assert virtual['outcomes'].shape == (3,) and virtual['causes']['fresh'] > 60
+
+
+def test_virtual_episodes_that_fail_close_their_simulator(tmp_path, monkeypatch):
+    live, closed = live_of(tmp_path), []
+    monkeypatch.setattr(Simulator, 'close', lambda _: closed.append(True))
+    monkeypatch.setattr(Simulator, 'run', lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_virtual(live, 4, 3, 0.3, 'deadline')
+    assert closed == [True]
+
+
+def test_a_live_run_leaves_the_environment_as_it_was(monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', '7')
+    monkeypatch.delenv('ROS_LOG_DIR', raising=False)
+    before = dict(os.environ)
+    with pytest.raises(NodeFailed), _changed_environment(
+            {'ROS_DOMAIN_ID': '8', 'ROS_LOG_DIR': 'there'}):
+        assert os.environ['ROS_DOMAIN_ID'] == '8' and os.environ['ROS_LOG_DIR'] == 'there'
+        raise NodeFailed('planted')
+    assert dict(os.environ) == before
 
 
 def test_a_transport_longer_than_the_phase_shows_the_picture_before(tmp_path):

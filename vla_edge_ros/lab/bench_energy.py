@@ -12,6 +12,7 @@ times of a run, each with the power measured there.
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 import time
 from typing import Any
@@ -164,11 +165,9 @@ class EnergyBench:
         """
         from vla_edge_ros.sim.simulator import EpisodeParameters, Simulator
 
-        simulator = Simulator(EpisodeParameters(control='oracle', compute_ms=chunk_ms))
         policy, completed, episodes, late = self.policy, 0, 0, 0
+        due_ns = 0
         policy.forget()
-        start = self._edge(self._rest)
-        due_ns = self.clock.now_ns()
 
         def on_tick(result, _world) -> None:
             nonlocal due_ns, late
@@ -179,12 +178,14 @@ class EnergyBench:
             while (left_ns := due_ns - self.clock.now_ns()) > 0:
                 self._pause(left_ns / NS_PER_S)
 
-        ends_ns = due_ns + int(seconds * NS_PER_S)
-        while self.clock.now_ns() < ends_ns and not self.stopped():
-            completed += simulator.run(0, episodes, on_tick).succeeded
-            episodes += 1
-        end = self._edge(self._rest)
-        simulator.close()
+        parameters = EpisodeParameters(control='oracle', compute_ms=chunk_ms)
+        with closing(Simulator(parameters)) as simulator:
+            start, due_ns = self._edge(self._rest), self.clock.now_ns()
+            ends_ns = due_ns + int(seconds * NS_PER_S)
+            while self.clock.now_ns() < ends_ns and not self.stopped():
+                completed += simulator.run(0, episodes, on_tick).succeeded
+                episodes += 1
+            end = self._edge(self._rest)
         record = self._record(start, end, policy.intervals)
         return record | {
             'episodes': episodes, 'completed': completed, 'late_ticks': late,

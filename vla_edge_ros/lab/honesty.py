@@ -19,6 +19,7 @@ gap between the ages of the first and of the second.
 import argparse
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 import json
 from pathlib import Path
 import sys
@@ -80,22 +81,24 @@ def run_virtual(
     loop = ControlLoopParameters(schedule=schedule)
     outcomes, ages_ms, causes = [], [], Counter()
     simulator = None
-    for index in range(episodes):
-        check()
-        parameters = EpisodeParameters(
-            latency_trace=str(live.trace_path), object_speed=object_speed, safe_action='zeros',
-            camera_phase_ms=min(float(rng.choice(phases)), CAMERA_PERIOD_MS),
-            actuation_ms=float(np.clip(rng.choice(live.action_transport_ms) + over_ms, 0.0, 20.0)),
-            # A tick that starts late sees what comes until then.
-            delay_ms=max(float(rng.choice(transport_ms) - rng.choice(late_ms)), 0.0))
-        if simulator is None:
-            simulator = Simulator(parameters, loop=loop)
-        simulator.reconfigure(parameters, loop)
-        result = simulator.run(seed, index)
-        outcomes.append(result.succeeded)
-        ages_ms.append(result.ages_ms)
-        causes.update(result.causes)
-    simulator.close()
+    with ExitStack() as closing:
+        for index in range(episodes):
+            check()
+            parameters = EpisodeParameters(
+                latency_trace=str(live.trace_path), object_speed=object_speed, safe_action='zeros',
+                camera_phase_ms=min(float(rng.choice(phases)), CAMERA_PERIOD_MS),
+                actuation_ms=float(
+                    np.clip(rng.choice(live.action_transport_ms) + over_ms, 0.0, 20.0)),
+                # A tick that starts late sees what comes until then.
+                delay_ms=max(float(rng.choice(transport_ms) - rng.choice(late_ms)), 0.0))
+            if simulator is None:
+                simulator = Simulator(parameters, loop=loop)
+                closing.callback(simulator.close)
+            simulator.reconfigure(parameters, loop)
+            result = simulator.run(seed, index)
+            outcomes.append(result.succeeded)
+            ages_ms.append(result.ages_ms)
+            causes.update(result.causes)
     return {'outcomes': np.array(outcomes), 'ages_ms': np.concatenate(ages_ms), 'causes': causes}
 
 

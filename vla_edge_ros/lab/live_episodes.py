@@ -1,7 +1,7 @@
 """Episodes through DDS in real time: camera, reasoning and simulator as on a robot."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 import math
 import os
@@ -152,12 +152,13 @@ def run_live(
     out.mkdir(parents=True, exist_ok=True)
     trace = out / 'trace.csv'
     environment = node_environment(free_domain_id(), out)
-    os.environ.update(environment)  # this process listens on the same domain
     tuning = '--params-file', str(share_directory() / 'config' / 'tiny.yaml')
     buffer = f'vla_edge_live_{os.getpid()}'
     state = RunState()
     lags_ms: list[float] = []
-    with NodeProcesses(environment, out) as nodes, TransportProbe(buffer) as probe:
+    # This process listens on the same domain.
+    with _changed_environment(environment), NodeProcesses(environment, out) as nodes, \
+            TransportProbe(buffer) as probe:
         nodes.start(CAMERA, node_command(CAMERA, *tuning, frame_buffer=buffer))
         with Monitor(state) as monitor:
 
@@ -189,6 +190,21 @@ def run_live(
     return LiveRun(
         _outcomes(out / f'{SIM}.log', episodes), trace, _until_the_camera_stopped(
             read_trace(trace)), probe.transport_ms(), np.array(lags_ms))
+
+
+@contextmanager
+def _changed_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, and put back what was there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _until_the_camera_stopped(trace: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
