@@ -1,4 +1,4 @@
-"""What the README says about the code is generated from it, or checked against it."""
+"""What the documents say about the code is generated from it, or checked against it."""
 
 from pathlib import Path
 import re
@@ -14,46 +14,56 @@ from vla_edge_ros.runtime.admission import Reason
 from vla_edge_ros.sim.scene import COLOURS
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / 'README.md').read_text(encoding='utf-8')
+README, EVIDENCE, LAB, PARAMETERS = (
+    (ROOT / name).read_text(encoding='utf-8')
+    for name in ('README.md', 'docs/evidence.md', 'docs/lab.md', 'docs/parameters.md'))
+PAGES = {
+    ROOT / 'README.md': README,
+    **{page: page.read_text(encoding='utf-8') for page in (ROOT / 'docs').glob('*.md')}}
+ALL = '\n'.join(PAGES.values())
 
 
 def test_parameter_tables_are_current():
     pytest.importorskip('rclpy')
     from vla_edge_ros.lab.parameter_table import renew
 
-    assert renew(README) == README, 'run python -m vla_edge_ros.lab.parameter_table README.md'
+    how = 'run python -m vla_edge_ros.lab.parameter_table docs/parameters.md'
+    assert renew(PARAMETERS) == PARAMETERS, how
 
 
 def test_results_and_card_are_written_from_the_saved_records():
     from vla_edge_ros.lab import results
 
-    assert results.renew(README) == README, 'run python -m vla_edge_ros.lab.results write'
-    assert results.card() == results.CARD.read_text(encoding='utf-8')
+    how = 'run python -m vla_edge_ros.lab.results write'
+    for page, text in results.renewed_pages().items():
+        assert page.read_text(encoding='utf-8') == text, how
 
 
 def test_predictions_are_what_the_device_model_says():
     from vla_edge_ros.lab import plan_table
 
-    assert plan_table.renew(README) == README, 'run python -m vla_edge_ros.lab.plan_table'
+    how = 'run python -m vla_edge_ros.lab.plan_table docs/lab.md'
+    assert plan_table.renew(LAB) == LAB, how
 
 
-def test_every_command_and_make_target_it_names_exists():
-    named = set(re.findall(r'vla-edge (\w+)', README))
+def test_every_command_and_make_target_they_name_exists():
+    named = set(re.findall(r'vla-edge (\w+)', ALL))
     assert named == set(COMMANDS)
     targets = set(re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), re.M))
-    assert set(re.findall(r'^make (\w+)', README, re.M)) <= targets
+    assert set(re.findall(r'^make (\w+)', ALL, re.M)) <= targets
 
 
-def test_every_file_it_names_exists():
-    for name in re.findall(r'\]\(((?!http)[\w/.]+)\)', README):
-        assert (ROOT / name).is_file(), name
-    for name in re.findall(r'\b(?:\w+\.launch\.py|config/\w+\.\w+)', README):
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_every_file_a_page_names_exists(page):
+    for name in re.findall(r'\]\(((?!http)[\w/.]+)\)', PAGES[page]):
+        assert (page.parent / name).is_file(), name
+    for name in re.findall(r'\b(?:\w+\.launch\.py|config/\w+\.\w+)', PAGES[page]):
         assert (ROOT / name).is_file() or (ROOT / 'launch' / name).is_file(), name
 
 
 def table(head):
     """Return the names in the first column of a table."""
-    rows = README.split(f'| {head} |')[1].split('\n\n')[0].splitlines()[2:]
+    rows = PARAMETERS.split(f'| {head} |')[1].split('\n\n')[0].splitlines()[2:]
     return [name for row in rows for name in re.findall(r'`(\w+)`', row.split('|')[1])]
 
 

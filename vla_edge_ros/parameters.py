@@ -2,8 +2,8 @@
 Parameters, declared once.
 
 A parameter set is a frozen, slotted dataclass whose fields are made by :func:`parameter`;
-``__post_init__`` calls :func:`validate`. Nodes turn the metadata into ROS descriptors, the
-README table is generated from it, and unknown keys are refused by :func:`from_mapping`.
+``__post_init__`` calls :func:`validate`. Nodes turn the metadata into ROS descriptors,
+docs/parameters.md is generated from it, and unknown keys are refused by :func:`from_mapping`.
 """
 
 from collections.abc import Iterator, Mapping

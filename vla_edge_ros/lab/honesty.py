@@ -11,7 +11,7 @@ The tolerances stand here since before the measurement. Success: 0.10, for two i
 samples of 200 episodes differ by up to that in 95 of 100 cases when every other one succeeds.
 Ages: 2 ms between the two distributions (how far, on average, an action's age would have to be
 moved) and 4 ms at the 95th percentile, for virtual time knows neither the jitter of the loop (p99
-2.8 ms on the machine of the README) nor the handing over between threads. The median is told but
+2.8 ms when this was written) nor the handing over between threads. The median is told but
 not judged: with overlap every other action is the first of its chunk, and the median lies in the
 gap between the ages of the first and of the second.
 """

@@ -1,7 +1,7 @@
 """
-The parameter tables of the README, generated from the declarations.
+The tables of ``docs/parameters.md``, generated from the declarations.
 
-``python -m vla_edge_ros.lab.parameter_table README.md`` renews them in place.
+``python -m vla_edge_ros.lab.parameter_table docs/parameters.md`` renews them in place.
 """
 
 from collections.abc import Iterator, Sequence

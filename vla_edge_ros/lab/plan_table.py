@@ -1,7 +1,7 @@
 """
-The table of predictions in the README, computed from the device model.
+The table of predictions in ``docs/lab.md``, computed from the device model.
 
-``python -m vla_edge_ros.lab.plan_table README.md`` renews it in place.
+``python -m vla_edge_ros.lab.plan_table docs/lab.md`` renews it in place.
 """
 
 from collections.abc import Iterator

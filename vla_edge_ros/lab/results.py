@@ -2,8 +2,8 @@
 The figures in the documents: measured by one command, kept as JSON, written by another.
 
 ``python -m vla_edge_ros.lab.results measure`` runs every measurement below and leaves its record
-in ``docs/results``; ``python -m vla_edge_ros.lab.results write`` renews the README's results and
-the policy's card from them. Nothing is typed by hand.
+in ``docs/results``; ``python -m vla_edge_ros.lab.results write`` renews ``docs/evidence.md``, the
+results in the README and the policy's card from them. Nothing is typed by hand.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from vla_edge_ros.sim.tasks import TICK_HZ
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDS = ROOT / 'docs' / 'results'
 CARD = DEFAULT_POLICY / 'README.md'
+README, EVIDENCE = ROOT / 'README.md', ROOT / 'docs' / 'evidence.md'
 BEGIN, END = '<!-- results: generated -->', '<!-- results: end -->'
 DELAYS_MS = (0, 33, 67, 100, 133, 167, 200)
 EPISODES = 500  # without delay; a quarter of them for each point of the curve
@@ -255,18 +256,26 @@ def evidence() -> list[str]:
     return lines
 
 
-def results_section() -> str:
-    """Return the generated part of the README."""
-    return '\n'.join([
+def all_tables() -> list[str]:
+    """Return what stands in ``EVIDENCE``."""
+    return [
         *demo_table(), '', *sim_table(), '', *schedule_table(), '',
-        *sweep_lines(RECORDS, _source), '', *evidence(), *engine_tables()])
+        *sweep_lines(RECORDS, _source), '', *evidence(), *engine_tables()]
 
 
-def renew(text: str) -> str:
-    """Return ``text`` with what stands between the marks replaced."""
+def renew(text: str, lines: list[str]) -> str:
+    """Return ``text`` with ``lines`` for what stands between the marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f'{before}{BEGIN}\n\n{results_section()}\n\n{END}{after}'
+    return '\n'.join([f'{before}{BEGIN}', '', *lines, '', f'{END}{after}'])
+
+
+def renewed_pages() -> dict[Path, str]:
+    """Return every page that has results, as it has to be."""
+    tables = {README: demo_table(), EVIDENCE: all_tables()}
+    return {
+        page: renew(page.read_text(encoding='utf-8'), lines) for page, lines in tables.items()
+    } | {CARD: card()}
 
 
 def card() -> str:
@@ -317,9 +326,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == 'measure':
         measure(options.names)
     else:
-        readme = ROOT / 'README.md'
-        readme.write_text(renew(readme.read_text(encoding='utf-8')), encoding='utf-8')
-        CARD.write_text(card(), encoding='utf-8')
+        for page, text in renewed_pages().items():
+            page.write_text(text, encoding='utf-8')
         if (RECORDS / 'energy.json').exists():
             write_power_models(load('energy'))
     return 0

@@ -21,7 +21,8 @@ USAGE = """\
 usage: {name} [--ros-args -p NAME:=VALUE ... --params-file FILE -r FROM:=TO ...]
 
 A ROS 2 node: it takes no options of its own, only ROS arguments behind --ros-args, and runs until
-SIGINT or SIGTERM. README.md of vla_edge_ros lists its parameters, topics and services.
+SIGINT or SIGTERM. The README.md of vla_edge_ros lists its topics and services,
+docs/parameters.md its parameters.
 """
 
 

@@ -9,7 +9,7 @@ import subprocess
 from vla_edge_ros.lab.sweep.names import CELLS, CONFIGURATION, FINDINGS, REPORT, SESSIONS
 
 TOLD = ('dominates', 'in no condition shown', 'matters in', 'hides a tail', 'Energy per')
-"""What of the findings the README repeats."""
+"""What of the findings the documents repeat."""
 
 
 def keep_sweep(vla_edge: Sequence[str], name: str, root: Path) -> None:
@@ -66,7 +66,7 @@ def sweep_lines(records: Path, source: Callable[[dict], str]) -> list[str]:
     return [
         f'**Sweeps**: {took("sweep_small")}; {took("sweep_paper")}. Some of what the large one '
         'says, for times and powers that are predictions; all of it is in '
-        '[its findings](docs/results/sweep_paper/findings.md) and in '
-        '[those of the small one](docs/results/sweep_small/findings.md):', '',
+        '[its findings](results/sweep_paper/findings.md) and in '
+        '[those of the small one](results/sweep_small/findings.md):', '',
         *(line for line in said if any(words in line for words in TOLD)),
     ]
