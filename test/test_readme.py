@@ -1,5 +1,7 @@
 """What the documents say about the code is generated from it, or checked against it."""
 
+import argparse
+from importlib import import_module
 from pathlib import Path
 import re
 
@@ -37,6 +39,16 @@ def test_results_and_card_are_written_from_the_saved_records():
     how = 'run python -m vla_edge_ros.lab.results write'
     for page, text in results.renewed_pages().items():
         assert page.read_text(encoding='utf-8') == text, how
+
+
+def test_what_is_measured_on_a_gpu_is_a_command_with_options_that_exist():
+    from vla_edge_ros.lab.results import ON_A_GPU
+
+    for words in ON_A_GPU.values():
+        command, *options = words.split()
+        parser = argparse.ArgumentParser()
+        import_module(COMMANDS[command][0]).add_arguments(parser)
+        parser.parse_args([*options, '--json', 'F'])
 
 
 def test_predictions_are_what_the_device_model_says():

@@ -19,7 +19,7 @@ from vla_edge_ros.lab.bench_endurance import endure, Memory
 from vla_edge_ros.lab.bench_energy import EnergyBench, find_source, measure_energy
 from vla_edge_ros.lab.bench_lengths import find_peers, measure, middle_of
 from vla_edge_ros.lab.bench_loop import measure_loop
-from vla_edge_ros.lab.bench_page import document, write_document
+from vla_edge_ros.lab.bench_page import document
 from vla_edge_ros.lab.chunks import Endless, EngineChunks, PolicyChunks
 from vla_edge_ros.lab.gpu_state import gpu_state, pci_address
 from vla_edge_ros.lab.metered_policy import MeteredPolicy
@@ -227,7 +227,3 @@ def _check_combination(options) -> None:
         if value not in (None, False):
             option = '--' + name.replace('_', '-')
             raise ConfigError(option, 'must not be given here, it has no effect', str(value))
-
-
-if __name__ == '__main__':
-    write_document(Path.cwd())

@@ -11,7 +11,7 @@ NONE = '—'
 HEADER = """# The CUDA engine
 
 What `vla-edge bench engine` measured; the record is `docs/results/engine.json`, and
-`python -m vla_edge_ros.lab.bench_engine` writes this page from it. The floor is what a chunk
+`python -m vla_edge_ros.lab.results write` writes this page from it. The floor is what a chunk
 has to read at the bandwidth measured in the same run: weights once for the prefill and once a
 decoded token, keys and values.
 
@@ -19,13 +19,12 @@ decoded token, keys and values.
 TIMES = ('median', 'p99', 'p99.9', 'max')
 
 
-def write_document(root: Path) -> None:
-    """Write the page on the engine from its records."""
+def engine_page(root: Path) -> str:
+    """Return the page on the engine, from its records."""
     paths = [root / RECORD, *(
         path for pattern in MORE_RECORDS for path in sorted(root.glob(pattern)))]
     records = [json.loads(path.read_text(encoding='utf-8')) for path in paths]
-    text = '\n\n'.join(document(record) for record in records)
-    (root / DOCUMENT).write_text(HEADER + text + '\n', encoding='utf-8')
+    return HEADER + '\n\n'.join(document(record) for record in records) + '\n'
 
 
 def document(record: dict) -> str:

@@ -1,9 +1,10 @@
 """
 The figures in the documents: measured by one command, kept as JSON, written by another.
 
-``python -m vla_edge_ros.lab.results measure`` runs every measurement below and leaves its record
-in ``docs/results``; ``python -m vla_edge_ros.lab.results write`` renews ``docs/evidence.md``, the
-results in the README and the policy's card from them. Nothing is typed by hand.
+``python -m vla_edge_ros.lab.results measure`` runs every measurement below that needs no GPU, or
+those that are named, and leaves its record in ``docs/results``; ``write`` instead of ``measure``
+renews ``docs/evidence.md``, ``docs/benchmarks.md``, the results in the README and the policy's
+card from them. Nothing is typed by hand.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 
+from vla_edge_ros.lab.bench_page import DOCUMENT, engine_page
 from vla_edge_ros.lab.evidence_tables import (
     energy_table,
     honesty_table,
@@ -43,10 +45,18 @@ SCHEDULES = {
 """Options of ``vla-edge sim`` for each row of the table of schedules."""
 EXPERT = ['--control', 'oracle', '--chunk-steps', '8']
 """Chunks of 8 actions, of the expert, for those of the embedded policy have only 3."""
+ON_A_GPU = {
+    'engine': 'bench engine --chunks 300,300,5000,300 --compiled default',
+    'engine_endurance': 'bench engine --endurance 100000',
+    'engine_loop': 'bench engine --loop 600',
+    'energy': 'bench engine --energy 10',
+    'parity_cuda': 'parity --backend cuda --model random:1.5b --slots 0,31,2048,4064',
+}
+"""Measurements that need a GPU, for ``measure`` by name, as ``vla-edge`` takes them."""
 
 
 def measure(names: list[str]) -> None:
-    """Run the named measurements (all without names), one after the other."""
+    """Run the named measurements, without names all that need no GPU, one after the other."""
     RECORDS.mkdir(parents=True, exist_ok=True)
     vla_edge = [sys.executable, '-m', 'vla_edge_ros.cli']
     lab = [sys.executable, '-m']
@@ -66,8 +76,11 @@ def measure(names: list[str]) -> None:
         'frame_buffer': lambda path: _call(
             [*lab, 'vla_edge_ros.lab.bench_frame_buffer', '--json', path]),
     }
+    on_a_gpu = {
+        name: lambda path, words=words: _call([*vla_edge, *words.split(), '--json', path])
+        for name, words in ON_A_GPU.items()}
     for name in names or steps:
-        steps[name]((RECORDS / f'{name}.json').relative_to(ROOT))
+        (steps | on_a_gpu)[name]((RECORDS / f'{name}.json').relative_to(ROOT))
 
 
 def _call(command: list) -> None:
@@ -202,7 +215,7 @@ def schedule_table() -> list[str]:
 
 def engine_tables() -> list[str]:
     """Return parity and cost of the engine."""
-    chunk, parity, eviction, buffer = map(load, ('chunk', 'parity', 'eviction', 'frame_buffer'))
+    chunk, eviction, buffer = map(load, ('chunk', 'eviction', 'frame_buffer'))
     telemetry = load('telemetry')
     lines = [
         '**The engine**: one chunk of the embedded policy, 32 prefill and 8 decode tokens behind '
@@ -215,16 +228,8 @@ def engine_tables() -> list[str]:
         lines.append(f'| {name.replace("_", " ")} | ' + ' | '.join(f'{t:.2f} ms' for t in times)
                      + ' |')
     lines += [
-        '', f'**Parity** with Hugging Face in float32 on the same weights: lowest cosine over all '
-        f'layers, tokens and the logits ({_source(parity["environment"])}).',
-        '', '| model | ours | Hugging Face bfloat16 | greedy tokens equal |', '|---|---|---|---|',
     ]
-    for case in parity['cases']:
-        if 'skipped' not in case:
-            ours, theirs = (min(case[key].values()) for key in ('cosine', 'hugging_face_bfloat16'))
-            greedy = case['greedy_tokens']
-            lines.append(f'| {case["case"]} | {ours:.7f} | {theirs:.5f} | '
-                         f'{greedy["equal"]} of {greedy["of"]} |')
+    lines += parity_lines()
     worst = max(policy['both_us']['p99'] for policy in eviction['policies'].values())
     large, small, kills = buffer['large'], buffer['small'], buffer['kills']
     lines += [
@@ -242,6 +247,31 @@ def engine_tables() -> list[str]:
         f'other went on, {kills["slowest_recovery_ms"]:.0f} ms at the slowest '
         f'({_source(buffer["environment"])}).',
     ]
+    return lines
+
+
+def parity_lines() -> list[str]:
+    """Return what every backend's parity came to that has a record."""
+    lines = []
+    for name, backend in (('parity', 'cpu'), ('parity_cuda', 'cuda')):
+        if not (RECORDS / f'{name}.json').exists():
+            continue
+        record = load(name)
+        lines += [
+            '', f'**Parity** of backend `{backend}` with Hugging Face in float32 on the same '
+            'weights: lowest cosine over all layers, tokens and the logits '
+            f'({_source(record["environment"])}).', '',
+            '| model | cached | ours | Hugging Face bfloat16 | greedy tokens equal |',
+            '|---|---|---|---|---|',
+        ]
+        for case in record['cases']:
+            if 'skipped' not in case:
+                ours, theirs = (
+                    min(case[key].values()) for key in ('cosine', 'hugging_face_bfloat16'))
+                greedy = case['greedy_tokens']
+                lines.append(
+                    f'| {case["case"]} | {case.get("slots", 0)} | {ours:.7f} | {theirs:.5f} | '
+                    f'{greedy["equal"]} of {greedy["of"]} |')
     return lines
 
 
@@ -275,7 +305,7 @@ def renewed_pages() -> dict[Path, str]:
     tables = {README: demo_table(), EVIDENCE: all_tables()}
     return {
         page: renew(page.read_text(encoding='utf-8'), lines) for page, lines in tables.items()
-    } | {CARD: card()}
+    } | {ROOT / DOCUMENT: engine_page(ROOT), CARD: card()}
 
 
 def card() -> str:
