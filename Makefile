@@ -27,8 +27,11 @@ $(TORCH): $(SET_UP)
 	    --constraint requirements/constraints.txt torch
 	@touch $@
 
-# The compiler alone: no GPU is needed.
+# The compiler alone: no GPU is needed. That of CUDA 12 knows fewer processors and tells no spills.
 $(CUDA): $(SET_UP)
+	@test "$$($(VENV)/bin/python requirements/cuda_extra.py 2> /dev/null)" != cuda12 || { \
+	    echo 'kernels: needs the compiler of CUDA 13, which would replace the one of CUDA 12' \
+	        "that this machine's driver needs" >&2; exit 1; }
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check \
 	    --constraint requirements/constraints.txt --editable '.[cuda]'
 	@touch $@

@@ -188,6 +188,11 @@ def test_what_the_linker_says_of_spills_is_read_for_the_right_kernel():
     assert compiler._resources(log, {'c': 'other'}) == {'c': compiler.UNKNOWN}
 
 
+def test_a_linker_is_asked_for_its_report_only_where_that_comes_back():
+    assert compiler._report((13, 0)) == ['-verbose']
+    assert compiler._report((12, 6)) == []  # it would write to stderr at every start
+
+
 @pytest.mark.parametrize('config', [TINY, QWEN_0_5B, QWEN_1_5B, QWEN_3B])
 @pytest.mark.parametrize('processors', [20, 46, 132, 188])
 def test_the_blocks_of_a_stream_share_every_matrix_evenly_and_without_a_gap(config, processors):

@@ -40,7 +40,7 @@ class Resources(NamedTuple):
 
 
 UNKNOWN = Resources(-1, -1, -1)
-"""Where the linker was silent, as it is about what it has linked before."""
+"""Where the linker was silent: that of CUDA 12, and about what it has linked before."""
 
 
 class Program(NamedTuple):
@@ -83,8 +83,8 @@ def compile_program(
     kernels = program.define(capability, head_dim)
     rule = f'cannot be compiled for compute capability {capability[0]}.{capability[1]}'
     try:
-        handle = nvjitlink.create(
-            2, [f'-arch=sm_{capability[0]}{capability[1]}', '-verbose'])
+        options = [f'-arch=sm_{capability[0]}{capability[1]}', *_report(nvjitlink.version())]
+        handle = nvjitlink.create(len(options), options)
     except nvjitlink.nvJitLinkError as error:
         raise BackendUnavailable('backend cuda', rule, str(error)) from error
     entries = {}
@@ -171,6 +171,11 @@ def _write(path: Path, program: Program) -> None:
         part.replace(path)
     except OSError:
         pass  # a read-only home costs the next start some seconds, nothing else
+
+
+def _report(version: tuple[int, int]) -> list[str]:
+    """Return the option for a report on every kernel; that of CUDA 12 would go to stderr."""
+    return ['-verbose'] if version >= (13, 0) else []
 
 
 @contextmanager
