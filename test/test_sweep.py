@@ -1,6 +1,8 @@
 """``vla-edge sweep``: the same tables however often it is killed, whoever runs the episodes."""
 
+from contextlib import closing
 import csv
+import fcntl
 from importlib import metadata
 import os
 from pathlib import Path
@@ -118,7 +120,9 @@ def test_sweep_killed_again_and_again_gives_the_same_tables_bit_for_bit(
     assert sweep(sweep_file, out, '--workers', 3) == 0
     told = capsys.readouterr().out
     assert f'{before} are done, {EPISODES - before} left' in told
-    assert '1 half-written line' in told
+    assert f'damaged lines moved from the record to {command.DAMAGED}: 1;' in told
+    assert sweep(sweep_file, out) == 0
+    assert 'damaged' not in capsys.readouterr().out
     assert tables(out) == expected
     assert recorded(out) == EPISODES
 
@@ -226,9 +230,44 @@ def test_other_code_and_other_versions_are_a_difference(sweep_file, finished, mo
 def test_record_without_its_configuration_is_refused(sweep_file, tmp_path, capsys):
     out = tmp_path / 'out'
     out.mkdir()
-    (out / command.RECORD).write_bytes(b'')
+    (out / command.RECORD).write_bytes(b'anything\n')
     assert sweep(sweep_file, out) == 2
     assert 'must have a sweep.yaml beside its record.jsonl' in capsys.readouterr().err
+    assert (out / command.RECORD).read_bytes() == b'anything\n'
+
+
+def test_sweep_killed_between_its_lock_and_its_configuration_goes_on(
+        sweep_file, tmp_path):
+    sweep_file.write_text('grids: [{control: oracle}]\nepisodes: 1\n')
+    EpisodeRecord(tmp_path / 'out' / command.RECORD).close()
+    assert sweep(sweep_file, tmp_path / 'out', '--workers', 1) == 0
+    assert recorded(tmp_path / 'out') == 1
+
+
+def test_configuration_is_written_by_the_one_that_has_the_lock(sweep_file, tmp_path, capsys):
+    out = tmp_path / 'out'
+    with closing(EpisodeRecord(out / command.RECORD)):
+        assert sweep(sweep_file, out) == 2
+    assert 'one is at work there' in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == [command.RECORD]
+
+
+def test_another_sweep_that_began_before_the_lock_was_taken_is_noticed(
+        sweep_file, tmp_path, monkeypatch, capsys):
+    out, lock = tmp_path / 'out', command.EpisodeRecord
+
+    def beaten(path):
+        monkeypatch.setattr(command, 'EpisodeRecord', lock)
+        other = tmp_path / 'other.yaml'
+        other.write_text('grids: [{control: oracle}]\nepisodes: 1\n')
+        assert sweep(other, out, '--workers', 1) == 0
+        return lock(path)
+
+    monkeypatch.setattr(command, 'EpisodeRecord', beaten)
+    assert sweep(sweep_file, out) == 2
+    assert 'must be empty or hold part of the same sweep' in capsys.readouterr().err
+    assert yaml.safe_load((out / command.CONFIGURATION).read_text())['episodes'] == 1
+    assert recorded(out) == 1
 
 
 def test_dry_run_tells_cells_episodes_and_time_and_writes_nothing(sweep_file, tmp_path, capsys):
@@ -237,6 +276,22 @@ def test_dry_run_tells_cells_episodes_and_time_and_writes_nothing(sweep_file, tm
     assert f'6 cells, {EPISODES} episodes' in told
     assert f'{EPISODES} left to do: an estimated ' in told and 'ms each' in told
     assert not (tmp_path / 'out').exists()
+
+
+def test_dry_run_changes_nothing_in_the_folder_of_a_sweep_at_work(sweep_file, finished, capsys):
+    def state():
+        return {path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+                for path in (finished, *finished.rglob('*'))}
+
+    path = finished / command.RECORD
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b''.join(lines[:-1]) + lines[-1][:9])
+    before = state()
+    with open(path, 'rb') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert sweep(sweep_file, finished, '--dry-run', '--workers', 1) == 0
+    assert '1 left to do' in capsys.readouterr().out
+    assert state() == before
 
 
 def test_dry_run_of_a_finished_sweep_says_so(sweep_file, finished, capsys):

@@ -8,7 +8,15 @@ import pytest
 
 from vla_edge_ros.clock import ManualClock, NS_PER_S
 from vla_edge_ros.errors import ConfigError
-from vla_edge_ros.lab.sweep.record import decode, differences, encode, EpisodeId, EpisodeRecord
+from vla_edge_ros.lab.sweep.names import DAMAGED
+from vla_edge_ros.lab.sweep.record import (
+    decode,
+    differences,
+    encode,
+    EpisodeId,
+    EpisodeRecord,
+    read_rows,
+)
 from vla_edge_ros.sim.episode_row import EpisodeRow
 
 ROW = EpisodeRow(
@@ -49,11 +57,39 @@ def test_damaged_line_in_the_middle_counts_as_not_written(tmp_path):
         if spoilt[at] == ord('\n'):
             continue
         path.write_bytes(spoilt)
+        (tmp_path / DAMAGED).unlink(missing_ok=True)
         with closing(EpisodeRecord(path)) as record:
             assert list(record.rows) == [IDS[0], IDS[2]] and record.damaged == 1
+            record.append(IDS[1], ROW)
+        assert (tmp_path / DAMAGED).read_bytes() == bytes(spoilt[length:2 * length])
+        with closing(EpisodeRecord(path)) as record:
+            assert sorted(record.rows) == IDS and not record.damaged
     path.write_bytes(data[:length] + bytes(length) + data[2 * length:])
     with closing(EpisodeRecord(path)) as record:
         assert IDS[1] not in record.rows
+
+
+@pytest.mark.parametrize('tail', [b'3f00aa17 [0,0,0,{"succ', b'\0' * 40, b'\0' * 40 + b'\n',
+                                  b'one\n\n two\nthree'])
+def test_damaged_tail_is_moved_away_once(tmp_path, tail):
+    path = tmp_path / 'record'
+    data = filled(path)
+    path.write_bytes(data + tail)
+    for damaged in (len(tail.replace(b'\n\n', b'\n').splitlines()), 0, 0):
+        with closing(EpisodeRecord(path)) as record:
+            assert list(record.rows) == IDS and record.damaged == damaged
+    assert (tmp_path / DAMAGED).read_bytes().split() == tail.split()
+    assert path.read_bytes().startswith(data)
+
+
+def test_record_is_read_without_a_lock_and_without_a_change(tmp_path):
+    path = tmp_path / 'record'
+    data = filled(path) + b'half a li'
+    with closing(EpisodeRecord(path)):
+        path.write_bytes(data)
+        rows, damaged = read_rows(path)
+    assert list(rows) == IDS and damaged == {len(data) - 9: b'half a li'}
+    assert path.read_bytes() == data and list(tmp_path.iterdir()) == [path]
 
 
 def test_line_with_a_right_checksum_and_wrong_content_is_no_episode():

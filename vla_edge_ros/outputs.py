@@ -6,7 +6,7 @@ put there: a check leaves nothing behind.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 import os
 from pathlib import Path
 import tempfile
@@ -99,5 +99,6 @@ def _try_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     finally:
-        for level in reversed(made):
-            level.rmdir()
+        with suppress(OSError):  # another process may have put something there meanwhile
+            for level in reversed(made):
+                level.rmdir()

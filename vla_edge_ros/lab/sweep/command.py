@@ -34,11 +34,12 @@ from vla_edge_ros.lab.sweep.names import (
     AGES,
     CELLS,
     CONFIGURATION,
+    DAMAGED,
     EPISODES,
     RECORD,
     SESSIONS,
 )
-from vla_edge_ros.lab.sweep.record import differences, EpisodeRecord
+from vla_edge_ros.lab.sweep.record import differences, EpisodeRecord, read_rows
 from vla_edge_ros.lab.sweep.tables import age_table, cell_table, episode_table
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_folder, FOLDERS_ARE_MADE, write_text
@@ -87,7 +88,6 @@ def run(args: Namespace, stop: StopRequest) -> int:
     with stop.interruptible():
         sweep = read_sweep(args.file)
     folder = args.out or Path('out') / args.file.stem
-    check_folder('--out', folder, CONFIGURATION, RECORD, SESSIONS, EPISODES, CELLS, AGES)
     text = partial(print, flush=True)
     text(f'{len(sweep.cells):,} cells, {sweep.episodes:,} episodes')
     check_configuration(sweep, folder)
@@ -97,8 +97,11 @@ def run(args: Namespace, stop: StopRequest) -> int:
             raise ConfigError('--dry-run', rule, args.dry_run)
         text(_estimate(sweep, folder, workers, stop))
         return 0
-    write_text('--out', folder / CONFIGURATION, configuration_text(sweep), whole=True)
+    check_folder('--out', folder, CONFIGURATION, RECORD, SESSIONS, EPISODES, CELLS, AGES)
     with closing(EpisodeRecord(folder / RECORD)) as record:
+        # Again, now that nobody else can write it: another sweep may have begun meanwhile.
+        check_configuration(sweep, folder)
+        write_text('--out', folder / CONFIGURATION, configuration_text(sweep), whole=True)
         _tell_start(text, sweep, record)
         blocks = make_blocks(sweep, record.rows)
         setups = [cell.setup for cell in sweep.cells]
@@ -116,9 +119,8 @@ def run(args: Namespace, stop: StopRequest) -> int:
 
 def _tell_start(text: Callable[[str], None], sweep: Sweep, record: EpisodeRecord) -> None:
     if record.damaged:
-        text(f'{record.damaged} half-written line in the record, its episode runs again'
-             if record.damaged == 1 else
-             f'{record.damaged} damaged lines in the record, their episodes run again')
+        text(f'damaged lines moved from the record to {DAMAGED}: {record.damaged}; '
+             'what they told of runs again')
     if record.rows:
         text(f'{len(record.rows):,} are done, {sweep.episodes - len(record.rows):,} left')
 
@@ -207,7 +209,8 @@ def check_configuration(sweep: Sweep, folder: Path) -> None:
     """
     path = folder / CONFIGURATION
     if not path.exists():
-        if (folder / RECORD).exists():
+        # One that a sweep was killed before is empty: the lock is taken on it first.
+        if (folder / RECORD).exists() and (folder / RECORD).stat().st_size:
             rule = f'must have a {CONFIGURATION} beside its {RECORD}'
             raise ConfigError('--out', rule, str(folder))
         return
@@ -224,10 +227,7 @@ def check_configuration(sweep: Sweep, folder: Path) -> None:
 
 
 def _estimate(sweep: Sweep, folder: Path, workers: int, stop: StopRequest) -> str:
-    done = ()
-    if (folder / RECORD).exists():
-        with closing(EpisodeRecord(folder / RECORD)) as record:
-            done = set(record.rows)
+    done = read_rows(folder / RECORD)[0] if (folder / RECORD).exists() else {}
     blocks = make_blocks(sweep, done)
     if not blocks:
         return 'nothing is left to do'

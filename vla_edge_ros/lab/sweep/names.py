@@ -1,5 +1,6 @@
 """The files in the folder of a sweep."""
 
-CONFIGURATION, RECORD, SESSIONS = 'sweep.yaml', 'record.jsonl', 'sessions.jsonl'
+CONFIGURATION, SESSIONS = 'sweep.yaml', 'sessions.jsonl'
+RECORD, DAMAGED = 'record.jsonl', 'record.damaged'
 EPISODES, CELLS, AGES = 'episodes.csv', 'cells.csv', 'ages.csv'
 REPORT, FINDINGS = 'report.html', 'findings.md'

@@ -2,13 +2,15 @@
 The finished episodes of a sweep: one line each, appended, safe against kill -9 and power cuts.
 
 A line is a checksum and a JSON list of cell, seed, index and row. Only one process writes it.
-A line that is not whole, such as the last one of a killed process, counts as not written, and is
-cut off before anything is appended.
+A line that is not whole, such as the last one of a killed process, counts as not written. Whoever
+writes next moves it to a file of its own first: at the end it is cut off, elsewhere it leaves a
+blank line.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 import fcntl
+import io
 import json
 import os
 from pathlib import Path
@@ -17,6 +19,7 @@ import zlib
 
 from vla_edge_ros.clock import Clock, MonotonicClock, NS_PER_S
 from vla_edge_ros.errors import ConfigError
+from vla_edge_ros.lab.sweep.names import DAMAGED
 from vla_edge_ros.sim.episode_row import EpisodeRow
 
 SYNC_NS = NS_PER_S
@@ -38,7 +41,7 @@ class EpisodeRecord:
     Parameters
     ----------
     path : Path
-        File of the record; made when missing.
+        File of the record; made when missing, with its folder.
     clock : Clock, optional
         Steady; says when to flush to the disk.
 
@@ -47,7 +50,7 @@ class EpisodeRecord:
     rows : dict of EpisodeId to EpisodeRow
         What it holds.
     damaged : int
-        Lines that were not whole.
+        Lines that were not whole; ``record.damaged`` beside it has them now.
 
     Raises
     ------
@@ -57,17 +60,19 @@ class EpisodeRecord:
     """
 
     def __init__(self, path: Path, clock: Clock | None = None):
-        self.rows: dict[EpisodeId, EpisodeRow] = {}
-        self.damaged = 0
         self._path = path
         self._clock = clock or MonotonicClock()
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise ConfigError('--out', f'must be writable ({error.strerror})', str(path)) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._read()
+            self.rows, damaged = read_rows(path)
+            self.damaged = len(damaged)
+            if damaged:
+                self._move(damaged)
         except BlockingIOError:
             self.close()
             rule = 'must be written by one sweep at a time, and one is at work there'
@@ -117,22 +122,51 @@ class EpisodeRecord:
             rule = f'must be writable ({error.strerror})'
             raise ConfigError('--out', rule, str(self._path)) from None
 
-    def _read(self) -> None:
-        data = self._path.read_bytes()
-        *lines, rest = data.split(b'\n')
-        for line in lines:
-            item = decode(line)
-            if item is None:
-                self.damaged += 1
-                continue
+    def _move(self, damaged: Mapping[int, bytes]) -> None:
+        """Take lines out; in place, as the lock is on this very file."""
+        with self._told():
+            with open(self._path.with_name(DAMAGED), 'ab') as aside:
+                aside.writelines(line.rstrip(b'\n') + b'\n' for line in damaged.values())
+                aside.flush()
+                os.fsync(aside.fileno())
+            with open(self._path, 'r+b') as file:
+                for start, line in damaged.items():
+                    file.seek(start)
+                    if line.endswith(b'\n'):
+                        file.write(b' ' * (len(line) - 1))
+                    else:
+                        file.truncate()
+
+
+def read_rows(path: Path) -> tuple[dict[EpisodeId, EpisodeRow], dict[int, bytes]]:
+    """
+    Return the episodes of a record, and by where they begin its lines that are not whole.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read, or it holds an episode twice.
+
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError('--out', f'must be readable ({error.strerror})', str(path)) from None
+    rows: dict[EpisodeId, EpisodeRow] = {}
+    damaged = {}
+    start = 0
+    for line in io.BytesIO(data):
+        item = decode(line[:-1]) if line.endswith(b'\n') else None
+        if item is not None:
             episode, row = item
-            if episode in self.rows:
+            if episode in rows:
                 rule = f'must hold every episode once, and {tuple(episode)} comes again'
-                raise ConfigError('--out', rule, str(self._path))
-            self.rows[episode] = row
-        if rest:
-            self.damaged += 1
-            os.ftruncate(self._file, len(data) - len(rest))
+                raise ConfigError('--out', rule, str(path))
+            rows[episode] = row
+        elif line.strip(b' ') != b'\n':
+            damaged[start] = line
+        start += len(line)
+    return rows, damaged
 
 
 def encode(episode: EpisodeId, row: EpisodeRow) -> bytes:
