@@ -79,7 +79,7 @@ def test_page_of_a_sweep_loads_nothing_and_has_every_picture(page):
     assert_self_contained(page)
     assert page.count('<svg') == 6
     for words in ('No configuration dominates', 'Energy per completed task: unavailable',
-                  'expert: what to choose from', 'runs; energy is unavailable', 'at contact',
+                  'expert: what to choose from', 'runs a second; energy is unavailable', 'at contact',
                   '40 cells', 'Wilson'):
         assert words in page, words
 
@@ -106,9 +106,18 @@ def test_equal_tables_give_equal_pages_and_findings(page, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / 'copy')
     assert run('report', copy, '--out', tmp_path / 'new' / 'page.html') == 0
     assert (tmp_path / 'new' / 'page.html').read_text(encoding='utf-8') == page
-    text = (tmp_path / 'new' / FINDINGS).read_text(encoding='utf-8')
+    (copy / FINDINGS).unlink()
+    assert run('report', copy) == 0
+    text = (copy / FINDINGS).read_text(encoding='utf-8')
     assert text == (folder / FINDINGS).read_text(encoding='utf-8')
     assert '- expert: No configuration dominates' in text and '| 100 ms, 0.6 m/s |' in text
+
+
+def test_page_that_goes_elsewhere_goes_alone(folder, tmp_path):
+    (tmp_path / FINDINGS).write_text('my own')
+    assert run('report', folder, '--out', tmp_path / 'page.html') == 0
+    assert {path.name for path in tmp_path.iterdir()} == {'page.html', FINDINGS}
+    assert (tmp_path / FINDINGS).read_text() == 'my own'
 
 
 def test_energy_is_drawn_and_told_where_it_is_known(tmp_path):

@@ -16,8 +16,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help='The folder of a finished sweep, or one or more traces')
     parser.add_argument(
         '--out', type=Path, metavar='FILE.html',
-        help=f'Where the page goes; {FOLDERS_ARE_MADE} (default: {REPORT} in the folder, or '
-        'beside the first trace under its name)')
+        help=f'Where the page goes, alone; {FOLDERS_ARE_MADE} (default: {REPORT} in the folder, '
+        f'with {FINDINGS} beside it, or beside the first trace under its name)')
 
 
 def run(args: Namespace, stop: StopRequest) -> int:
@@ -28,15 +28,17 @@ def run(args: Namespace, stop: StopRequest) -> int:
         rule = 'must be one folder of a sweep, or traces'
         raise ConfigError('report', rule, ' '.join(map(str, args.sources)))
     out = args.out or (first / REPORT if is_sweep else first.with_suffix('.report.html'))
-    check_file('--out', out)
+    findings_out = first / FINDINGS if is_sweep and not args.out else None
+    for path in filter(None, (out, findings_out)):
+        check_file('--out', path)
     if is_sweep and not (first / CELLS).exists() and not (first / CONFIGURATION).exists():
         rule = f'must be the folder of a sweep, with a {CELLS}, or a trace'
         raise ConfigError('report', rule, str(first))
     with stop.interruptible():
         page, findings = _sweep_page(first) if is_sweep else (_trace_page(args.sources), None)
     write_text('--out', out, page, whole=True)
-    if findings is not None:
-        write_text('--out', out.with_name(FINDINGS), findings, whole=True)
+    if findings_out is not None:
+        write_text('--out', findings_out, findings, whole=True)
     print(out)
     return 0
 
