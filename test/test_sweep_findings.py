@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from vla_edge_ros.lab.sweep import findings as module
-from vla_edge_ros.lab.sweep.findings import (
-    at_least_as_good,
-    dominates,
-    dominating,
+from vla_edge_ros.lab.sweep.conditions import (
+    Condition,
+    ENERGY,
     families,
-    findings,
-    front,
-    hidden_tails,
-    rank_correlation,
-    shown_worse,
+    fisher_p,
+    LEVEL,
+    ROOM,
+    RUNS,
 )
+from vla_edge_ros.lab.sweep.findings import findings, hidden_tails, rank_correlation
+from vla_edge_ros.lab.sweep.page import condition_rows
+from vla_edge_ros.lab.sweep.plots import trade_offs
 from vla_edge_ros.lab.sweep.results import CellResult, quantiles, SweepResults
 from vla_edge_ros.sim.episode import wilson_interval
 
@@ -26,7 +27,7 @@ EPISODES = 100
 def cell(choice, successes, p99=100.0, runs=10.0, mean=50.0, condition='40 ms', **values):
     low, high = wilson_interval(successes, EPISODES)
     numbers = {
-        'success_rate': successes / EPISODES, 'success_low': low, 'success_high': high,
+        'successes': successes, 'success_rate': successes / EPISODES, 'success_low': low, 'success_high': high,
         'episodes': EPISODES, 'age_p99_ms': p99, 'age_mean_ms': mean, 'runs_per_s': runs,
         'energy_j': np.nan, 'energy_j_per_success': np.nan, **values}
     return CellResult(
@@ -38,10 +39,45 @@ def said(*cells, ages=None):
     return findings(SweepResults(list(cells), ages or {}, {}))
 
 
-def test_success_is_worse_only_where_the_intervals_lie_apart():
+def dominates(one, other):
+    return Condition('40 ms', [one, other]).dominates(one, other)
+
+
+@pytest.mark.parametrize(('counts', 'p'), [
+    ((1, 10, 9, 10), 2 * 101 / 184_756), ((1, 4, 3, 4), 2 * 17 / 70), ((0, 3, 5, 5), 2 * 1 / 56), ((5, 10, 5, 10), 1.0),
+    ((0, 7, 0, 9), 1.0)])
+def test_p_is_fishers(counts, p):
+    """Tables at least as uneven, of all with the same sums, counted by hand; both ways."""
+    assert fisher_p(*counts) == pytest.approx(p, rel=1e-4)
+
+
+def test_success_is_worse_only_where_chance_is_unlikely_to_part_them():
     good, similar, bad = cell('a', 90), cell('b', 80), cell('c', 60)
-    assert shown_worse(bad, good) and not shown_worse(good, bad)
-    assert not shown_worse(similar, good)
+    condition = Condition('40 ms', [good, similar, bad])
+    assert condition.shown_worse(bad, good) and not condition.shown_worse(good, bad)
+    assert not condition.shown_worse(similar, good)
+    assert condition.as_good == [good, similar]
+
+
+def test_more_configurations_need_a_clearer_difference():
+    good, bad = cell('good', 90), cell('bad', 70)
+    others = [cell(str(number), 80) for number in range(34)]
+    assert fisher_p(70, 100, 90, 100) < LEVEL
+    assert Condition('40 ms', [good, bad]).matters
+    assert not Condition('40 ms', [good, bad, *others]).matters
+    assert 'The choice matters in 1 of 1' in ' '.join(said(good, bad))
+    text = ' '.join(said(good, bad, *others))
+    assert 'The choice matters' not in text and 'no configuration is shown to be worse' in text
+    assert '(Bonferroni)' in text
+
+
+def test_best_and_worst_of_many_equal_configurations_are_hardly_ever_told_apart():
+    rng, conditions = np.random.default_rng(1), 300
+    apart = sum(
+        Condition('40 ms', [cell(str(number), int(successes)) for number, successes
+                            in enumerate(rng.binomial(EPISODES, 0.7, 20))]).matters
+        for _ in range(conditions))
+    assert apart <= LEVEL * conditions
 
 
 def test_one_dominates_if_it_is_as_good_in_everything_and_better_in_something():
@@ -52,7 +88,8 @@ def test_one_dominates_if_it_is_as_good_in_everything_and_better_in_something():
     assert dominates(cell('b', 96, p99=100, runs=10), plain)
     assert not dominates(cell('b', 96, p99=120, runs=10), plain)
     assert not dominates(cell('b', 60, p99=80, runs=8), plain)
-    assert at_least_as_good(cell('b', 80, p99=104, runs=10.4), plain)
+    near = cell('b', 80, p99=104, runs=10.4)
+    assert Condition('40 ms', [near, plain]).at_least_as_good(near, plain)
     assert not dominates(cell('b', 80, p99=97, runs=9.7), plain)
 
 
@@ -64,10 +101,36 @@ def test_energy_takes_the_place_of_runs_where_it_is_known():
     assert dominates(frugal, cell('b', 0, p99=100.0, runs=5, energy_j=50.0))
 
 
+def test_costs_of_one_condition_have_one_unit():
+    """An energy of 50 J is no more than 60 runs a second, nor less."""
+    joules = {'energy_j': 4000.0, 'energy_j_per_success': 50.0}
+    known, unknown = cell('a', 80, runs=30, **joules), cell('b', 80, runs=60)
+    mixed = Condition('40 ms', [known, unknown])
+    assert mixed.cost_name == RUNS and mixed.dominates(known, unknown)
+    assert (mixed.cost_text(known), mixed.cost_text(unknown)) == ('30 runs/s', '60 runs/s')
+    alone = Condition('40 ms', [known])
+    assert alone.cost_name == ENERGY and alone.cost_text(known) == '50 J a completed task'
+
+
+def test_conditions_with_a_power_model_are_compared_by_energy_and_the_others_by_runs():
+    joules = [{'energy_j': value, 'energy_j_per_success': value} for value in (20.0, 10.0)]
+    cells = [cell('a', 90, 50, 5, **joules[0]), cell('b', 90, 100, 9, **joules[1]),
+             cell('a', 90, 50, 5, condition='8 ms'), cell('b', 90, 100, 9, condition='8 ms')]
+    family = families(SweepResults(cells, {}, {}))[0]
+    assert [row[-2] for row in condition_rows(family)] == ['10 J a completed task', '5 runs/s']
+    text = ' '.join(said(*cells))
+    assert ('good as any other in success, p99 of the age and cost (energy per completed task, or '
+            'runs a second without). In 1 of 2 conditions one is: a at 8 ms.') in text
+    assert 'Energy per completed task, by the power model and with all failed ep' in text
+    assert 'Only 1 of 2 conditions name a power_model; in the others runs a second stand' in text
+    picture = trade_offs(family)
+    assert 'energy per completed task / J' in picture and 'runs of the policy a second' in picture
+
+
 def test_cell_without_any_action_is_the_oldest_of_all():
     silent = cell('a', 80, p99=np.nan)
     assert dominates(cell('b', 80, p99=1e6), silent)
-    assert front([silent, cell('b', 80)]) == [cell('b', 80)]
+    assert Condition('40 ms', [silent, cell('b', 80)]).front == [cell('b', 80)]
 
 
 def test_configuration_that_dominates_everywhere_is_named():
@@ -88,7 +151,7 @@ def test_where_none_dominates_the_trade_off_is_told():
             'has the youngest actions (p99 50 ms, 30 runs/s, success 0.90 (0.83–0.94)) and cheap '
             'costs least (p99 200 ms, 5 runs/s, success 0.85') in text
     assert [condition.name for condition in families(SweepResults(cells, {}, {}))[0].conditions
-            if dominating(condition)] == ['8 ms']
+            if condition.dominating] == ['8 ms']
 
 
 def test_condition_in_which_nothing_succeeds_decides_nothing():
@@ -181,4 +244,4 @@ def test_energy_is_unavailable_unless_every_cell_knows_it():
 
 
 def test_room_for_equal_values_is_small():
-    assert 0 < module.ROOM <= module.SAME_MEAN < module.OTHER_P99
+    assert 0 < ROOM <= module.SAME_MEAN < module.OTHER_P99

@@ -1,139 +1,44 @@
-"""
-What a sweep shows and what it does not, in sentences computed from its cells.
-
-Successes are compared by their 95 % intervals: one is shown to be less than another where the
-intervals lie apart, which is stricter than a test at 5 %. Ages and costs are compared by value:
-every cell runs the same episodes, and what differs by little counts as equal.
-"""
+"""What a sweep shows and what it does not, in sentences computed from its cells."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 import itertools
 
 import numpy as np
 
+from vla_edge_ros.lab.sweep.conditions import (
+    age,
+    choices,
+    Condition,
+    ENERGY,
+    families,
+    Family,
+    figure,
+    LEVEL,
+    ROOM,
+    RUNS,
+)
 from vla_edge_ros.lab.sweep.results import CellResult, quantiles, SweepResults
 
-ROOM = 0.05
-"""Ages and costs that differ by less than this part count as equal."""
 SAME_MEAN, OTHER_P99 = 0.05, 0.25
 """A mean hides a tail where means differ by less, and the p99 by more than this part."""
 LISTED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """All cells that met the same, to be compared with each other."""
-
-    name: str
-    cells: list[CellResult]
-
-    @property
-    def best(self) -> CellResult:
-        """Return the most successful, of equals the one with the youngest p99."""
-        return max(self.cells, key=lambda cell: (cell['success_rate'], -age(cell)))
-
-    @property
-    def possible(self) -> bool:
-        """Tell whether any episode succeeded."""
-        return self.best['success_rate'] > 0
-
-    @property
-    def as_good(self) -> list[CellResult]:
-        """Return those that are not shown to be less successful than the best."""
-        return [cell for cell in self.cells if not shown_worse(cell, self.best)]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The conditions of one task and one kind of control."""
-
-    name: str
-    conditions: list[Condition]
-
-    @property
-    def cells(self) -> list[CellResult]:
-        """Return all cells."""
-        return [cell for condition in self.conditions for cell in condition.cells]
-
-
-def families(results: SweepResults) -> list[Family]:
-    """Return the cells by task and control, then by condition, in the order of the table."""
-    found: dict[str, dict[str, list[CellResult]]] = {}
-    for cell in results.cells:
-        found.setdefault(cell.family, {}).setdefault(cell.condition, []).append(cell)
-    return [
-        Family(name, [Condition(condition, cells) for condition, cells in conditions.items()])
-        for name, conditions in found.items()]
-
-
-def age(cell: CellResult) -> float:
-    """Return the p99 of the ages of all actions, ms; infinite without any action."""
-    value = cell['age_p99_ms']
-    return np.inf if np.isnan(value) else value
-
-
-def cost(cell: CellResult) -> float:
-    """Return the energy per completed task, J, or runs a second where energy is not known."""
-    if np.isnan(cell['energy_j']):
-        return cell['runs_per_s']
-    joules = cell['energy_j_per_success']
-    return np.inf if np.isnan(joules) else joules
-
-
-def cost_text(cell: CellResult) -> str:
-    """Return the same with its unit."""
-    if np.isnan(cell['energy_j']):
-        return f'{figure(cost(cell))} runs/s'
-    return 'none completed' if np.isinf(cost(cell)) else f'{figure(cost(cell))} J a completed task'
-
-
-def figure(value: float) -> str:
-    """Return a number to three figures, never with an exponent."""
-    return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
-
-
-def shown_worse(one: CellResult, other: CellResult) -> bool:
-    """Tell whether one is shown to succeed less often than the other."""
-    return one['success_high'] < other['success_low']
-
-
-def at_least_as_good(one: CellResult, other: CellResult) -> bool:
-    """Tell whether one is as young and as cheap, and not shown to be less successful."""
-    return (not shown_worse(one, other) and age(one) <= (1 + ROOM) * age(other)
-            and cost(one) <= (1 + ROOM) * cost(other))
-
-
-def dominates(one: CellResult, other: CellResult) -> bool:
-    """Tell whether one is at least as good in everything, and the other is not."""
-    return at_least_as_good(one, other) and not at_least_as_good(other, one)
-
-
-def front(cells: Sequence[CellResult]) -> list[CellResult]:
-    """Return the cells that no other of them dominates."""
-    return [cell for cell in cells if not any(dominates(other, cell) for other in cells)]
-
-
-def dominating(condition: Condition) -> list[CellResult]:
-    """Return the cells that are at least as good as every other in everything."""
-    return [cell for cell in condition.cells
-            if all(at_least_as_good(cell, other) for other in condition.cells)]
+TITLE = ENERGY.capitalize()
 
 
 def findings(results: SweepResults) -> list[str]:
     """Return the sentences of a sweep."""
     said = []
     for family in families(results):
-        cost_name = 'energy per completed task' if results.has_energy else 'runs a second'
         parts = [_scope, _dominance, _never_worse, _stakes, _hidden_tails, _ranks]
         said += [f'{family.name}: {text}' for text in (
-            *(part(family, cost_name) for part in parts), _causes(results, family),
-            _contact(results, family), _energy(results, family)) if text]
+            *(part(family) for part in parts), _causes(results, family),
+            _contact(results, family), _energy(family)) if text]
     said.append(
-        'Success is compared by 95 % intervals (Wilson): of two configurations chosen beforehand, '
-        'fewer than one in twenty are told apart wrongly, as intervals that lie apart are a '
-        'stricter test. The best against the worst of many is a looser one: the more there are, '
-        'the more often chance alone parts them.')
+        f"Shown means: by Fisher's exact test at {100 * LEVEL:.0f} % divided by the number of "
+        'pairs of configurations in the condition (Bonferroni), so that chance alone parts any of '
+        'them in fewer than one condition of twenty; that they all ran the same episodes makes '
+        'the test the more cautious. The intervals beside a success are 95 % of its own (Wilson), '
+        'without that correction.')
     return said
 
 
@@ -146,22 +51,18 @@ def _listing(names: Sequence[str]) -> str:
     return shown if len(names) <= LISTED else f'{shown} and {len(names) - LISTED} more'
 
 
-def _choices(cells: Sequence[CellResult]) -> list[str]:
-    return list(dict.fromkeys(cell.choice for cell in cells))
-
-
-def _scope(family: Family, _cost_name: str) -> str:
+def _scope(family: Family) -> str:
     episodes = int(sum(cell['episodes'] for cell in family.cells))
     return (
-        f'{_number(len(_choices(family.cells)), "configuration")} under '
+        f'{_number(len(choices(family.cells)), "configuration")} under '
         f'{_number(len(family.conditions), "condition")}, {episodes:,} episodes in '
         f'{_number(len(family.cells), "cell")}.')
 
 
-def _dominance(family: Family, cost_name: str) -> str:
+def _dominance(family: Family) -> str:
     """Say whether one configuration is the best in everything everywhere."""
     lost = [condition.name for condition in family.conditions if not condition.possible]
-    winners = {condition.name: dominating(condition) for condition in family.conditions
+    winners = {condition.name: condition.dominating for condition in family.conditions
                if len(condition.cells) > 1 and condition.possible}
     text = ''
     if lost:
@@ -170,7 +71,7 @@ def _dominance(family: Family, cost_name: str) -> str:
         return text.strip()
     everywhere = set.intersection(
         *({cell.choice for cell in cells} for cells in winners.values()))
-    criteria = f'success, p99 of the age and {cost_name}'
+    criteria = f'success, p99 of the age and {family.cost_name}'
     if everywhere:
         return text + (
             f'{_listing(sorted(everywhere))} dominates: in every condition it is at least as '
@@ -188,34 +89,35 @@ def _dominance(family: Family, cost_name: str) -> str:
 def _trade_off(family: Family) -> str:
     """Say where being young costs most among those that are not shown to succeed less often."""
     def ends(condition: Condition) -> tuple[CellResult, CellResult]:
-        return min(condition.as_good, key=age), min(condition.as_good, key=cost)
+        return min(condition.as_good, key=age), min(condition.as_good, key=condition.cost)
 
     def steepness(condition: Condition) -> float:
         youngest, cheapest = ends(condition)
-        ratio = min(cost(youngest) / cost(cheapest), age(cheapest) / age(youngest))
+        dearer = condition.cost(youngest) / condition.cost(cheapest)
+        ratio = min(dearer, age(cheapest) / age(youngest))
         return ratio if np.isfinite(ratio) else 0.0
 
     possible = [condition for condition in family.conditions if condition.possible]
     steepest = max(possible, key=steepness)
     if steepness(steepest) <= 1 + ROOM:
         return ''
-    youngest, cheapest = ends(steepest)
+    (youngest, cheapest), told = ends(steepest), steepest.cost_text
     return (
         f' At {steepest.name}, {len(steepest.as_good)} of {len(steepest.cells)} are not shown to '
         f'succeed less often than the best; of these {youngest.choice} has the youngest actions '
-        f'(p99 {age(youngest):.0f} ms, {cost_text(youngest)}, success {youngest.success}) and '
-        f'{cheapest.choice} costs least (p99 {age(cheapest):.0f} ms, {cost_text(cheapest)}, '
+        f'(p99 {age(youngest):.0f} ms, {told(youngest)}, success {youngest.success}) and '
+        f'{cheapest.choice} costs least (p99 {age(cheapest):.0f} ms, {told(cheapest)}, '
         f'success {cheapest.success}).')
 
 
-def _never_worse(family: Family, _cost_name: str) -> str:
+def _never_worse(family: Family) -> str:
     """Say which configurations are a safe choice as far as success goes."""
     conditions = [condition for condition in family.conditions if len(condition.cells) > 1]
     if not conditions:
         return ''
     worse = {cell.choice for condition in conditions for cell in condition.cells
-             if shown_worse(cell, condition.best)}
-    safe = [choice for choice in _choices(family.cells) if choice not in worse]
+             if condition.shown_worse(cell, condition.best)}
+    safe = [choice for choice in choices(family.cells) if choice not in worse]
     if not worse:
         return ('In success no configuration is shown to be worse than another in any condition; '
                 'more episodes, or harder conditions, could tell them apart.')
@@ -227,21 +129,16 @@ def _never_worse(family: Family, _cost_name: str) -> str:
         f'succeed less often than the best: {_listing(safe)}.')
 
 
-def _stakes(family: Family, _cost_name: str) -> str:
+def _stakes(family: Family) -> str:
     """Say where the choice matters most."""
-    def gap(condition: Condition) -> float:
-        worst = min(condition.cells, key=lambda cell: cell['success_rate'])
-        return condition.best['success_low'] - worst['success_high']
-
-    condition = max(family.conditions, key=gap)
-    if gap(condition) <= 0:
+    found = [condition for condition in family.conditions if condition.matters]
+    if not found:
         return ''
-    worst = min(condition.cells, key=lambda cell: cell['success_rate'])
-    matters = sum(gap(condition) > 0 for condition in family.conditions)
+    most = max(found, key=lambda one: one.best['success_rate'] - one.worst['success_rate'])
     return (
-        f'The choice matters in {matters} of {len(family.conditions)} conditions, most at '
-        f'{condition.name}: success {condition.best.success} with {condition.best.choice}, '
-        f'{worst.success} with {worst.choice}.')
+        f'The choice matters in {len(found)} of {len(family.conditions)} conditions, most at '
+        f'{most.name}: success {most.best.success} with {most.best.choice}, '
+        f'{most.worst.success} with {most.worst.choice}.')
 
 
 def hidden_tails(family: Family) -> list[tuple[Condition, CellResult, CellResult]]:
@@ -256,20 +153,20 @@ def hidden_tails(family: Family) -> list[tuple[Condition, CellResult, CellResult
     return pairs
 
 
-def _hidden_tails(family: Family, _cost_name: str) -> str:
+def _hidden_tails(family: Family) -> str:
     pairs = hidden_tails(family)
     about = (f'mean ages within {100 * SAME_MEAN:.0f} % of each other and p99 more than '
              f'{100 * OTHER_P99:.0f} % apart')
     if not pairs:
         return f'No two configurations of one condition have {about}: here no mean hides a tail.'
-    differ = [pair for pair in pairs
-              if shown_worse(pair[1], pair[2]) or shown_worse(pair[2], pair[1])]
-    older_loses = sum(shown_worse(old, young) for _, young, old in differ)
+    older_loses = sum(where.shown_worse(old, young) for where, young, old in pairs)
+    younger_loses = sum(where.shown_worse(young, old) for where, young, old in pairs)
+    differ = older_loses + younger_loses
     condition, young, old = max(
         pairs, key=lambda pair: abs(pair[1]['success_rate'] - pair[2]['success_rate']))
     text = (
         f'A mean age hides a tail in {_number(len(pairs), "pair")} of configurations with '
-        f'{about}. In {len(differ)} of them success is shown to differ')
+        f'{about}. In {differ} of them success is shown to differ')
     if differ:
         text += f', in {older_loses} of those to the loss of the one with the older p99'
     return (
@@ -290,13 +187,12 @@ def _ranks_of(values: np.ndarray) -> np.ndarray:
     return (ends - (counts - 1) / 2)[places]
 
 
-def _ranks(family: Family, _cost_name: str) -> str:
+def _ranks(family: Family) -> str:
     """Say whether success follows the mean or the p99 of the ages more closely."""
     of_mean, of_p99 = [], []
     for condition in family.conditions:
         cells = [cell for cell in condition.cells if np.isfinite(age(cell))]
-        differs = any(shown_worse(cell, condition.best) for cell in cells)
-        if len(cells) < 4 or not differs:
+        if len(cells) < 4 or not condition.matters:
             continue
         success = [cell['success_rate'] for cell in cells]
         columns = [[cell['age_mean_ms'] for cell in cells], [age(cell) for cell in cells]]
@@ -345,20 +241,22 @@ def _contact(results: SweepResults, family: Family) -> str:
         f'and {p99:.0f} ms at p99, all actions {of_all[0]:.0f} and {of_all[1]:.0f} ms.')
 
 
-def _energy(results: SweepResults, family: Family) -> str:
-    if not results.has_energy:
-        return ('Energy per completed task: unavailable, as not every cell names a power_model; '
-                'runs a second stand in for it.')
-    able = [cell for cell in family.cells if not np.isnan(cell['energy_j_per_success'])]
+def _energy(family: Family) -> str:
+    known = family.with_energy
+    if not known:
+        return f'{TITLE}: unavailable, as no power_model is named; {RUNS} stand in for it.'
+    others = '' if len(known) == len(family.conditions) else (
+        f' Only {len(known)} of {len(family.conditions)} conditions name a power_model; in the '
+        f'others {RUNS} stand in for it, and the two are never compared.')
+    able = [cell for condition in known for cell in condition.cells
+            if not np.isnan(cell['energy_j_per_success'])]
     if not able:
-        return 'Energy per completed task: none was completed.'
+        return f'{TITLE}: none was completed.{others}'
     least, most = (choose(able, key=_joules) for choose in (min, max))
     text = ' to '.join(
         f'{figure(_joules(cell))} J ({cell.choice} at {cell.condition}, success {cell.success})'
         for cell in (least, most))
-    return (
-        'Energy per completed task, by the power model and with all failed episodes: from '
-        f'{text}.')
+    return f'{TITLE}, by the power model and with all failed episodes: from {text}.{others}'
 
 
 def _joules(cell: CellResult) -> float:

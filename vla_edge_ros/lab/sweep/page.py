@@ -7,16 +7,8 @@ import numpy as np
 
 from vla_edge_ros.lab.report import AGE_NOTE, html_list, html_page, html_table
 from vla_edge_ros.lab.sweep import plots
-from vla_edge_ros.lab.sweep.findings import (
-    age,
-    cost,
-    cost_text,
-    families,
-    Family,
-    figure,
-    findings,
-    front,
-)
+from vla_edge_ros.lab.sweep.conditions import age, families, Family, figure
+from vla_edge_ros.lab.sweep.findings import findings
 from vla_edge_ros.lab.sweep.results import quantiles, SweepResults
 
 CELL_COLUMNS = (
@@ -72,12 +64,12 @@ def condition_rows(family: Family) -> list[tuple[str, ...]]:
     rows = []
     for condition in family.conditions:
         best, as_good = condition.best, condition.as_good
-        youngest, cheapest = min(as_good, key=age), min(as_good, key=cost)
+        youngest, cheapest = min(as_good, key=age), min(as_good, key=condition.cost)
         rows.append((
             condition.name, best.choice, best.success,
             f'{len(as_good)} of {len(condition.cells)}', youngest.choice,
-            f'{age(youngest):.0f} ms', cheapest.choice, cost_text(cheapest),
-            str(len(front(condition.cells)))))
+            f'{age(youngest):.0f} ms', cheapest.choice,
+            condition.cost_text(cheapest), str(len(condition.front))))
     return rows
 
 
@@ -109,9 +101,9 @@ def _family_parts(results: SweepResults, family: Family) -> list[str]:
         html_table(condition_rows(family), CONDITION_HEADER),
         f'<h2>{name}: success of every configuration</h2>{plots.success_table(family)}',
         f'<h2>{name}: success and age</h2>{plots.success(family)}',
-        f'<h2>{name}: success and '
-        f'{"energy" if results.has_energy else "runs; energy is unavailable"}</h2>',
-        plots.trade_offs(results, family),
+        f'<h2>{name}: success and {escape(family.cost_name)}'
+        f'{"" if family.with_energy else "; energy is unavailable"}</h2>',
+        plots.trade_offs(family),
         f'<h2>{name}: ages</h2>{plots.age_tails(results, family)}',
         plots.age_causes(results, family),
         html_table(tails, ('latency', 'cause', 'actions', 'p50', 'p95', 'p99', 'max')),

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 import numpy as np
 
 from vla_edge_ros.lab.plots import COLOURS, svg, WIDTH_IN
-from vla_edge_ros.lab.sweep.findings import age, Family, front
+from vla_edge_ros.lab.sweep.conditions import age, ENERGY, Family, RUNS
 from vla_edge_ros.lab.sweep.results import CellResult, SweepResults
 
 MAX_COLUMNS = 4
@@ -129,27 +129,27 @@ def age_causes(results: SweepResults, family: Family) -> str:
     return svg(figure)
 
 
-def trade_offs(results: SweepResults, family: Family) -> str:
+def trade_offs(family: Family) -> str:
     """Draw success against what it costs, with the front that nothing dominates in black."""
-    def price(cell: CellResult) -> float:
-        return cell['energy_j_per_success'] if results.has_energy else cell['runs_per_s']
-
     figure, axes = _facets(len(family.conditions), 2.1, sharey=True)
     for one, condition in zip(axes, family.conditions):
         one.set_title(condition.name.replace(', ', '\n', 1), fontsize=8)
-        undominated = front(condition.cells)
         for cell in condition.cells:
-            if np.isnan(price(cell)):
+            price = condition.cost(cell)
+            if not np.isfinite(price):
                 continue
             one.plot(
-                [price(cell)], [cell['success_rate']], MARKERS[cell.axes['schedule']], ms=4.5,
+                [price], [cell['success_rate']], MARKERS[cell.axes['schedule']], ms=4.5,
                 color=_colour(cell), alpha=0.8, label=cell.axes['schedule'],
-                mec='black' if cell in undominated else 'none', mew=0.9)
+                mec='black' if cell in condition.front else 'none', mew=0.9)
         one.set_ylim(-0.04, 1.04)
         one.tick_params(labelsize=8)
-    figure.supxlabel(
-        'energy per completed task / J' if results.has_energy else 'runs of the policy a second',
-        fontsize=9)
+    labels = {ENERGY: f'{ENERGY} / J', RUNS: 'runs of the policy a second'}
+    if family.cost_name in labels:
+        figure.supxlabel(labels[family.cost_name], fontsize=9)
+    else:
+        for one, condition in zip(axes, family.conditions):
+            one.set_xlabel(labels[condition.cost_name], fontsize=8)
     figure.supylabel('success', fontsize=9)
     _legend(figure, axes)
     return svg(figure)

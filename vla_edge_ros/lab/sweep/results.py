@@ -91,11 +91,6 @@ class SweepResults:
     sessions: list[dict[str, Any]] = field(default_factory=list)
     model: str = ''
 
-    @property
-    def has_energy(self) -> bool:
-        """Tell whether every cell knows its energy."""
-        return not any(np.isnan(cell['energy_j']) for cell in self.cells)
-
     def pooled(self, cells: Iterable[CellResult], cause: str) -> tuple[np.ndarray, np.ndarray]:
         """Return ages and counts of a cause over several cells."""
         parts = [self.ages[cell.number, cause] for cell in cells
