@@ -53,6 +53,12 @@ def test_latency_may_bring_the_power_of_its_device():
     assert [cell.setup.episode.power_model for cell in found] == ['h200', 'agx-orin']
 
 
+def test_what_a_sweep_was_resolved_to_is_a_sweep_again():
+    grid = {**ORACLE, 'latency': [{'compute_ms': 8, 'power_model': 'h200'}, {'compute_ms': 40}]}
+    sweep = make_sweep({'grids': [grid]}, None)
+    assert make_sweep({'grids': sweep.grids}, None) == sweep
+
+
 def test_grids_are_put_together_and_equal_cells_taken_once():
     first = {**ORACLE, 'schedule': ['sync', 'latest']}
     assert len(cells(first, {**ORACLE, 'schedule': ['latest', 'deadline']})) == 3
@@ -110,6 +116,9 @@ def test_files_lie_beside_the_sweep_and_are_told_by_content(tmp_path):
     ({'grids': [{'latency': {'power_model': 'h200'}}]},
      'grids[0].latency must have one of compute_ms, latency_trace, latency_profile, got {'),
     ({'grids': [{'latency': {'compute_ms': 8, 'power_model': 'sun'}}]}, 'grids[0].power'),
+    ({'grids': [{'power_model': ['', 'h200'], 'latency': [
+        {'compute_ms': 8}, {'compute_ms': 8, 'power_model': 'agx-orin'}]}]},
+     "grids[0].power_model must not be given both as an axis and in a latency, got ['', 'h200']"),
     ({'grids': [{'latency': {'compute_ms': -1}}]},
      'grids[0].latency.compute_ms must be in 0.0..1000.0 ms, got -1.0'),
     ({'grids': [{'latency': {'latency_trace': 'none.csv'}}]},
