@@ -7,6 +7,7 @@ import pytest
 
 from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.runtime.loop_parameters import ControlLoopParameters
+from vla_edge_ros.sim import episode_row
 from vla_edge_ros.sim.episode_row import (
     EpisodeRow,
     EpisodeRunner,
@@ -71,7 +72,9 @@ SETUPS = [
 ]
 
 
-def test_a_row_is_the_same_in_a_used_runner_as_in_a_fresh_simulator():
+@pytest.mark.parametrize('kept', [1, episode_row.MAX_SIMULATORS])
+def test_a_row_is_the_same_in_a_used_runner_as_in_a_fresh_simulator(kept, monkeypatch):
+    monkeypatch.setattr(episode_row, 'MAX_SIMULATORS', kept)
     runner = EpisodeRunner()
     episodes = [(number, index) for number in range(len(SETUPS)) for index in (0, 1)]
     order = episodes + episodes[::-1]
@@ -83,6 +86,33 @@ def test_a_row_is_the_same_in_a_used_runner_as_in_a_fresh_simulator():
         simulator.close()
         assert [row for at, row in reused if at == (number, index)] == [fresh, fresh]
     assert len({str(row) for _, row in reused}) == len(episodes)
+
+
+def test_runner_keeps_few_simulators_and_closes_the_others(monkeypatch):
+    class Noted(Simulator):
+        made, open = 0, 0
+
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            Noted.made += 1
+            Noted.open += 1
+            assert Noted.open <= 2
+
+        def close(self):
+            super().close()
+            Noted.open -= 1
+
+    monkeypatch.setattr(episode_row, 'Simulator', Noted)
+    monkeypatch.setattr(episode_row, 'MAX_SIMULATORS', 2)
+    runner = EpisodeRunner()
+    track, conveyor, memory = (
+        setup(control='oracle', task=task) for task in ('track', 'conveyor', 'memory'))
+    for one, made in ((track, 1), (conveyor, 2), (track, 2), (memory, 3), (track, 3),
+                      (memory, 3), (conveyor, 4), (memory, 4), (track, 5)):
+        runner.run(one, 0, 0)
+        assert Noted.made == made
+    runner.close()
+    assert not Noted.open
 
 
 def test_what_makes_a_simulator_cannot_be_changed_in_it():

@@ -27,7 +27,8 @@ EPISODES = 100
 def cell(choice, successes, p99=100.0, runs=10.0, mean=50.0, condition='40 ms', **values):
     low, high = wilson_interval(successes, EPISODES)
     numbers = {
-        'successes': successes, 'success_rate': successes / EPISODES, 'success_low': low, 'success_high': high,
+        'successes': successes, 'success_rate': successes / EPISODES, 'success_low': low,
+        'success_high': high,
         'episodes': EPISODES, 'age_p99_ms': p99, 'age_mean_ms': mean, 'runs_per_s': runs,
         'energy_j': np.nan, 'energy_j_per_success': np.nan, **values}
     return CellResult(
@@ -44,8 +45,8 @@ def dominates(one, other):
 
 
 @pytest.mark.parametrize(('counts', 'p'), [
-    ((1, 10, 9, 10), 2 * 101 / 184_756), ((1, 4, 3, 4), 2 * 17 / 70), ((0, 3, 5, 5), 2 * 1 / 56), ((5, 10, 5, 10), 1.0),
-    ((0, 7, 0, 9), 1.0)])
+    ((1, 10, 9, 10), 2 * 101 / 184_756), ((1, 4, 3, 4), 2 * 17 / 70), ((0, 3, 5, 5), 2 * 1 / 56),
+    ((5, 10, 5, 10), 1.0), ((0, 7, 0, 9), 1.0)])
 def test_p_is_fishers(counts, p):
     """Tables at least as uneven, of all with the same sums, counted by hand; both ways."""
     assert fisher_p(*counts) == pytest.approx(p, rel=1e-4)

@@ -79,8 +79,8 @@ def test_page_of_a_sweep_loads_nothing_and_has_every_picture(page):
     assert_self_contained(page)
     assert page.count('<svg') == 6
     for words in ('No configuration dominates', 'Energy per completed task: unavailable',
-                  'expert: what to choose from', 'runs a second; energy is unavailable', 'at contact',
-                  '40 cells', 'Wilson'):
+                  'expert: what to choose from', 'runs a second; energy is unavailable',
+                  'at contact', '40 cells', 'Wilson', 'Bonferroni'):
         assert words in page, words
 
 

@@ -216,12 +216,12 @@ def _read_grid(field: str, grid: Any) -> dict[str, list]:
     resolved['latency'] = [
         _read_latency(f'{field}.latency', value)
         for value in _as_list(field, 'latency', grid.get('latency', default))]
-    for name in set(LATENCY) & set(AXES):
-        # As a default it may stand there: sweep.yaml has every axis.
-        if resolved[name] != [default_of(AXES[name])] and any(
-                name in latency for latency in resolved['latency']):
-            rule = 'must not be given both as an axis and in a latency'
-            raise ConfigError(f'{field}.{name}', rule, resolved[name])
+    axis = resolved['power_model']
+    # As a default it may stand there: sweep.yaml has every axis.
+    if axis != [default_of(AXES['power_model'])] and any(
+            'power_model' in latency for latency in resolved['latency']):
+        rule = 'must not be given both as an axis and in a latency'
+        raise ConfigError(f'{field}.power_model', rule, axis)
     return resolved
 
 
