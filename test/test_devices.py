@@ -51,7 +51,6 @@ def test_every_figure_of_the_engine_says_where_it_comes_from():
     (lambda raw: raw['engine']['call_us'].update(value=None), 'engine.call_us must be a number'),
     (lambda raw: raw['engine'].update(read_efficiency=0.9), 'engine.read_efficiency must be a ma'),
     (lambda raw: raw['engine'].update(reference='abacus'), 'reference must be one of .* .abacus'),
-    (lambda raw: raw['engine']['latency_scale'].update(value='none'), "must be 'clock', got 'non"),
     (lambda raw: raw['weights']['int8'].update(bytes=0), 'weights.bytes must be a number'),
     (lambda raw: raw.pop('devices'), 'devices file.devices must be given'),
     (lambda raw: raw.update(devices=[1]), 'devices must be a mapping'),

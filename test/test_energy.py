@@ -17,6 +17,7 @@ from vla_edge_ros.telemetry.energy_sources import (
 )
 
 WAIT_S = 10.0
+TOLD = ('joules', 'measured_s', 'unmeasured_s')
 
 
 class Machine:
@@ -78,11 +79,12 @@ def test_parts_of_a_run_add_up_to_what_the_counter_says(seed):
     end_ns = machine.clock.now_ns()
     intervals = random_intervals(rng, start_ns, end_ns)
     rng.shuffle(intervals)
-    parts = meter.attribute(intervals, start_ns, end_ns)['it']
+    found = meter.report(start_ns, end_ns, intervals)['it']
+    parts = found['joules_by_kind']
     assert set(parts) == {IDLE, 'prefill', 'decode', 'refused', 'late'}
-    assert sum(part.joules for part in parts.values()) == pytest.approx(machine.used_j, rel=1e-9)
-    assert sum(part.measured_s for part in parts.values()) == pytest.approx(
-        (end_ns - start_ns) / NS_PER_S)
+    assert sum(parts.values()) == pytest.approx(machine.used_j, rel=1e-9)
+    assert found['joules'] == pytest.approx(machine.used_j, rel=1e-9)
+    assert found['measured_s'] == pytest.approx((end_ns - start_ns) / NS_PER_S)
 
 
 def test_each_kind_gets_the_energy_of_its_own_time():
@@ -94,27 +96,26 @@ def test_each_kind_gets_the_energy_of_its_own_time():
     machine.run(1000, meter, 20.0)
     second = machine.run(200, meter, 100.0)
     intervals = [Interval('prefill', *first), Interval('decode', *second)]
-    parts = meter.attribute(intervals, start_ns, machine.clock.now_ns())['it']
-    assert {kind: part.joules for kind, part in parts.items()} == pytest.approx(
+    found = meter.report(start_ns, machine.clock.now_ns(), intervals)['it']
+    assert found['joules_by_kind'] == pytest.approx(
         {IDLE: 40.0, 'prefill': 150.0, 'decode': 20.0})
-    assert parts[IDLE].measured_s == pytest.approx(2.0)
 
 
 def test_moment_between_two_samples_is_interpolated():
     machine = Machine()
     meter = machine.meter()
     start_ns, _ = machine.run(1000, meter, 80.0, step_ms=100)
-    energy = meter.between(start_ns + 130 * NS_PER_MS, start_ns + 280 * NS_PER_MS)['it']
-    assert energy.joules == pytest.approx(80.0 * 0.15)
-    assert energy.measured_s == pytest.approx(0.15)
+    energy = meter.report(start_ns + 130 * NS_PER_MS, start_ns + 280 * NS_PER_MS)['it']
+    assert energy['joules'] == pytest.approx(80.0 * 0.15)
+    assert energy['measured_s'] == pytest.approx(0.15)
 
 
 def test_counter_that_moves_seldom_is_spread_over_its_step_and_says_so():
     machine = Machine(update_ns=100 * NS_PER_MS)
     meter = machine.meter()
     start_ns, end_ns = machine.run(1000, meter, 50.0)
-    energy = meter.between(start_ns + 120 * NS_PER_MS, start_ns + 140 * NS_PER_MS)['it']
-    assert energy.joules == pytest.approx(50.0 * 0.02)
+    energy = meter.report(start_ns + 120 * NS_PER_MS, start_ns + 140 * NS_PER_MS)['it']
+    assert energy['joules'] == pytest.approx(50.0 * 0.02)
     assert meter.report(start_ns, end_ns)['it']['resolution_ms'] == pytest.approx(100.0)
 
 
@@ -122,7 +123,6 @@ def test_counter_that_never_moves_is_unavailable_and_not_0_joules():
     machine = Machine(power_w=0.0)
     meter = machine.meter()
     start_ns, end_ns = machine.run(1000, meter)
-    assert meter.between(start_ns, end_ns)['it'].joules is None
     assert meter.report(start_ns, end_ns)['it'].startswith('unavailable: ')
     assert 'has not moved' in meter.report(start_ns, end_ns)['it']
 
@@ -132,9 +132,9 @@ def test_time_after_a_counter_has_stopped_is_not_measured():
     meter = machine.meter()
     machine.run(1000, meter, 10.0)
     start_ns, end_ns = machine.run(3000, meter, 0.0)
-    energy = meter.between(start_ns - NS_PER_S, end_ns)['it']
-    assert (energy.joules, energy.measured_s, energy.unmeasured_s) == pytest.approx((10, 1, 3))
-    assert meter.between(start_ns, end_ns)['it'].joules is None
+    energy = meter.report(start_ns - NS_PER_S, end_ns)['it']
+    assert [energy[name] for name in TOLD] == pytest.approx([10, 1, 3])
+    assert meter.report(start_ns, end_ns)['it'].startswith('unavailable: ')
 
 
 def test_power_that_could_not_be_read_for_a_while_is_counted_and_not_guessed():
@@ -145,7 +145,6 @@ def test_power_that_could_not_be_read_for_a_while_is_counted_and_not_guessed():
     gap = machine.run(500, meter)
     machine.broken = ''
     _, end_ns = machine.run(1000, meter)
-    assert meter.between(*gap)['it'].joules is None
     report = meter.report(start_ns, end_ns, [Interval('decode', *gap)])['it']
     assert report['faults'] == {'curr1_input: No such device': 50}
     # The step back to a good reading is lost with them.
@@ -196,18 +195,19 @@ def test_time_before_the_first_and_after_the_last_sample_is_unmeasured():
     machine = Machine()
     meter = machine.meter()
     start_ns, end_ns = machine.run(1000, meter, 30.0)
-    energy = meter.between(start_ns - NS_PER_S, end_ns + 2 * NS_PER_S)['it']
-    assert (energy.joules, energy.measured_s, energy.unmeasured_s) == pytest.approx((30, 1, 3))
+    energy = meter.report(start_ns - NS_PER_S, end_ns + 2 * NS_PER_S)['it']
+    assert [energy[name] for name in TOLD] == pytest.approx([30, 1, 3])
 
 
 def test_oldest_samples_are_forgotten_and_become_unmeasured():
     machine = Machine()
     meter = machine.meter(max_samples=40)
     start_ns, end_ns = machine.run(1000, meter, 30.0)
-    energy = meter.between(start_ns, end_ns)['it']
-    assert 0.29 <= energy.measured_s <= 0.4
-    assert energy.joules == pytest.approx(30.0 * energy.measured_s)
-    assert energy.unmeasured_s == pytest.approx(1 - energy.measured_s)
+    joules, measured_s, unmeasured_s = (
+        meter.report(start_ns, end_ns)['it'][name] for name in TOLD)
+    assert 0.29 <= measured_s <= 0.4
+    assert joules == pytest.approx(30.0 * measured_s)
+    assert unmeasured_s == pytest.approx(1 - measured_s)
 
 
 def test_interval_is_cut_to_the_run():
@@ -216,8 +216,7 @@ def test_interval_is_cut_to_the_run():
     start_ns, end_ns = machine.run(1000, meter, 30.0)
     intervals = [
         Interval('late', 0, start_ns + 100 * NS_PER_MS), Interval('decode', end_ns, 10 * end_ns)]
-    parts = meter.attribute(intervals, start_ns, end_ns)['it']
-    assert {kind: part.joules for kind, part in parts.items()} == pytest.approx(
+    assert meter.report(start_ns, end_ns, intervals)['it']['joules_by_kind'] == pytest.approx(
         {'late': 3.0, IDLE: 27.0})
 
 
@@ -227,7 +226,7 @@ def test_interval_is_cut_to_the_run():
 ])
 def test_intervals_that_would_count_twice_are_refused(intervals, message):
     with pytest.raises(ValueError, match=message):
-        Machine().meter().attribute(intervals, 0, 100)
+        Machine().meter().report(0, 100, intervals)
 
 
 def test_report_is_json_and_gives_the_reason_of_what_cannot_be_read():
@@ -295,7 +294,7 @@ def test_source_that_hangs_blocks_neither_the_reader_nor_the_end():
     meter.start()
     try:
         assert entered.wait(WAIT_S)
-        assert meter.between(0, NS_PER_S)['it'].joules is None
+        assert meter.report(0, NS_PER_S)['it'].startswith('unavailable: ')
         assert not meter.close(timeout_s=0.01)
     finally:
         release.set()

@@ -10,18 +10,19 @@ from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.lab.sweep.grid import read_sweep
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.runtime import profiles
-from vla_edge_ros.runtime.profiles import load_profile, make_latency, profile_names
+from vla_edge_ros.runtime.profiles import load_profile, profile_names
 from vla_edge_ros.sim.simulator import EpisodeParameters
 from vla_edge_ros.telemetry.stages import Stage
 
 
 @pytest.mark.parametrize('name', [*profile_names()[1:], 'agx-orin:int8', 'h200:bf16'])
 def test_every_device_makes_a_latency_model_that_its_seed_determines(name):
-    first, again = (make_latency(name, 'random:1.5b', 7) for _ in range(2))
+    profile = load_profile(name, 'random:1.5b')
+    first, again = (profile.make(7) for _ in range(2))
     draws = [dict(first.draw()) for _ in range(5)]
     assert draws == [dict(again.draw()) for _ in range(5)]
     assert set(draws[0]) == set(Stage) and min(draws[0].values()) > 0
-    assert [dict(make_latency(name, 'random:1.5b', 8).draw())] != draws[:1]
+    assert dict(profile.make(8).draw()) != draws[0]
 
 
 def test_medians_are_those_of_the_draws():

@@ -196,7 +196,7 @@ def read_catalogue(path: Path = DATA) -> Catalogue:
         name: Weights(**_mapping(f'weights.{name}', values, ('bytes', 'kernels', 'text')))
         for name, values in _mapping('weights', sections['weights']).items()}
     names = [field.name for field in fields(EngineFigures)][:-1]
-    engine = _mapping('engine', sections['engine'], ('reference', 'latency_scale', *names))
+    engine = _mapping('engine', sections['engine'], ('reference', *names))
     reference = engine.pop('reference')
     if reference not in devices:
         raise ConfigError('engine.reference', f'must be one of {", ".join(devices)}', reference)
@@ -204,9 +204,6 @@ def read_catalogue(path: Path = DATA) -> Catalogue:
     for name, entry in engine.items():
         entry = _mapping(f'engine.{name}', entry, ('value', 'text'))
         figures[name], texts[name] = entry['value'], str(entry['text'])
-    scale = figures.pop('latency_scale')
-    if scale != 'clock':
-        raise ConfigError('engine.latency_scale', "must be 'clock'", scale)
     clock_mhz = devices[reference].clock_mhz
     return Catalogue(EngineFigures(**figures, clock_mhz=clock_mhz), weights, devices, texts)
 
@@ -217,7 +214,7 @@ def catalogue() -> Catalogue:
     return read_catalogue()
 
 
-def find_device(name: str, field: str = 'device') -> Device:
+def find_device(name: str) -> Device:
     """
     Return a device by its name.
 
@@ -227,7 +224,7 @@ def find_device(name: str, field: str = 'device') -> Device:
         There is none.
 
     """
-    return _find(field, catalogue().devices, name)
+    return _find('device', catalogue().devices, name)
 
 
 def find_weights(name: str, field: str = 'weights') -> Weights:

@@ -133,16 +133,6 @@ def recorded_profile(name: str, samples: Mapping[Stage, np.ndarray]) -> LatencyP
     return LatencyProfile(name, medians_ns, partial(RecordedLatency, samples), about)
 
 
-def make_latency(name: str, model: str = '', seed: int = 0) -> LatencyModel:
-    """
-    Return the latency model of a profile, see :func:`load_profile`.
-
-    It charges every run as behind a full cache. Equal seeds give equal sequences, apart from
-    ``measured``, which differs from one measurement to the next.
-    """
-    return load_profile(name, model).make(seed)
-
-
 def measure_stages(
     folder: str = '', runs: int = MEASURED_RUNS, backend: str = 'auto',
 ) -> dict[Stage, np.ndarray]:

@@ -8,7 +8,6 @@ every 20 to 100 ms, and many intervals of a kind tell more than one.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 import threading
 from typing import Any, NamedTuple
 
@@ -33,25 +32,6 @@ class Interval(NamedTuple):
     kind: str
     start_ns: int
     end_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Energy:
-    """
-    Energy over some time.
-
-    Parameters
-    ----------
-    joules : float or None
-        What was measured of it; None when nothing was.
-    measured_s, unmeasured_s : float
-        For how much of the time it is known, and for how much not.
-
-    """
-
-    joules: float | None
-    measured_s: float
-    unmeasured_s: float
 
 
 class _Track:
@@ -125,12 +105,6 @@ class _Track:
         self.faults[fault] = self.faults.get(fault, 0) + 1
 
 
-class _Shares(NamedTuple):
-    whole: Energy
-    parts: dict[str, Energy]
-    resolution_ms: float | None
-
-
 class EnergyMeter:
     """
     Sample energy sources on a thread of its own; nobody else ever waits for one.
@@ -199,35 +173,6 @@ class EnergyMeter:
         for track in self._tracks:
             track.sample(self._clock)
 
-    def between(self, start_ns: int, end_ns: int) -> dict[str, Energy]:
-        """Return the energy of every source from ``start_ns`` to ``end_ns``."""
-        edges_ns, kinds = _cut([], start_ns, end_ns)
-        return {track.source.name: _share(track, edges_ns, kinds).whole for track in self._tracks}
-
-    def attribute(
-        self, intervals: Iterable[Interval], start_ns: int, end_ns: int
-    ) -> dict[str, dict[str, Energy]]:
-        """
-        Share the energy from ``start_ns`` to ``end_ns`` out by kind, for every source.
-
-        The parts add up to the whole: what no interval covers is ``IDLE``.
-
-        Parameters
-        ----------
-        intervals : iterable of Interval
-            In any order; what lies outside is cut off.
-        start_ns, end_ns : int
-            The run.
-
-        Raises
-        ------
-        ValueError
-            Two intervals overlap, or one ends before it begins: parts would count twice.
-
-        """
-        edges_ns, kinds = _cut(intervals, start_ns, end_ns)
-        return {track.source.name: _share(track, edges_ns, kinds).parts for track in self._tracks}
-
     def report(
         self, start_ns: int, end_ns: int, intervals: Iterable[Interval] = ()
     ) -> dict[str, Any]:
@@ -236,21 +181,36 @@ class EnergyMeter:
 
         Every source has its own entry: ``joules``, ``measured_s``, ``unmeasured_s``,
         ``resolution_ms``, ``faults``, and ``joules_by_kind`` (None where nothing was measured);
-        or 'unavailable: ' and the reason.
+        or 'unavailable: ' and the reason. The parts add up to the whole: what no interval covers
+        is ``IDLE``.
+
+        Parameters
+        ----------
+        start_ns, end_ns : int
+            The run.
+        intervals : iterable of Interval
+            In any order; what lies outside is cut off.
+
+        Raises
+        ------
+        ValueError
+            Two intervals overlap, or one ends before it begins: parts would count twice.
+
         """
         edges_ns, kinds = _cut(intervals, start_ns, end_ns)
         found: dict[str, Any] = {
             item.name: f'{UNAVAILABLE}: {item.reason}' for item in self.unavailable}
         for track in self._tracks:
-            whole, parts, resolution_ms = _share(track, edges_ns, kinds)
-            if whole.joules is None:
+            joules, measured_s, resolution_ms = track.read(edges_ns)
+            known_s = float(measured_s[-1] - measured_s[0])
+            if known_s <= 0:
                 found[track.source.name] = f'{UNAVAILABLE}: {track.why_nothing()}'
                 continue
             found[track.source.name] = {
-                'joules': whole.joules,
-                'joules_by_kind': {kind: part.joules for kind, part in parts.items()},
-                'measured_s': whole.measured_s,
-                'unmeasured_s': whole.unmeasured_s,
+                'joules': float(joules[-1] - joules[0]),
+                'joules_by_kind': _by_kind(kinds, np.diff(joules), np.diff(measured_s)),
+                'measured_s': known_s,
+                'unmeasured_s': max((end_ns - start_ns) / NS_PER_S - known_s, 0.0),
                 'resolution_ms': resolution_ms,
                 'faults': dict(track.faults),
             }
@@ -290,17 +250,11 @@ def _cut(
     return edges_ns, kinds
 
 
-def _share(track: _Track, edges_ns: Sequence[int], kinds: Sequence[str]) -> _Shares:
-    joules, measured_s, resolution_ms = track.read(edges_ns)
-    lengths_s = np.diff(edges_ns) / NS_PER_S
-    parts = {kind: np.zeros(3) for kind in kinds}
-    for kind, *part in zip(kinds, np.diff(joules), np.diff(measured_s), lengths_s):
-        parts[kind] += part
-    whole = joules[-1] - joules[0], measured_s[-1] - measured_s[0], lengths_s.sum()
-    return _Shares(
-        _energy(*whole), {kind: _energy(*part) for kind, part in parts.items()}, resolution_ms)
-
-
-def _energy(joules: float, measured_s: float, length_s: float) -> Energy:
-    known = float(joules) if measured_s > 0 else None
-    return Energy(known, float(measured_s), max(float(length_s - measured_s), 0.0))
+def _by_kind(
+    kinds: Sequence[str], joules: np.ndarray, measured_s: np.ndarray,
+) -> dict[str, float | None]:
+    """Return the energy of every kind, J, None where nothing was measured of it."""
+    sums = {kind: np.zeros(2) for kind in kinds}
+    for kind, *part in zip(kinds, joules, measured_s):
+        sums[kind] += part
+    return {kind: float(part) if known > 0 else None for kind, (part, known) in sums.items()}
