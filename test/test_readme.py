@@ -8,6 +8,7 @@ import re
 import pytest
 
 from vla_edge_ros.cli import COMMANDS
+from vla_edge_ros.lab.generated import renew
 from vla_edge_ros.nodes.conversions import ENCODINGS
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
 from vla_edge_ros.policy.policy_config import PolicyConfig
@@ -27,10 +28,19 @@ ALL = '\n'.join(PAGES.values())
 
 def test_parameter_tables_are_current():
     pytest.importorskip('rclpy')
-    from vla_edge_ros.lab.parameter_table import renew
+    from vla_edge_ros.lab.parameter_table import tables
 
     how = 'run python -m vla_edge_ros.lab.parameter_table docs/parameters.md'
-    assert renew(PARAMETERS) == PARAMETERS, how
+    assert renew(PARAMETERS, 'parameters', tables()) == PARAMETERS, how
+
+
+@pytest.mark.parametrize('text', [
+    'no marks', '<!-- a: end --> <!-- a: generated -->', '<!-- a: generated -->',
+    '<!-- a: generated --> <!-- a: end --> <!-- a: generated --> <!-- a: end -->',
+    '<!-- b: generated --> <!-- b: end -->'])
+def test_page_without_the_part_that_is_to_be_renewed_is_refused(text):
+    with pytest.raises(ValueError, match='must have <!-- a: generated --> and then <!-- a: end'):
+        renew(text, 'a', ['line'])
 
 
 def test_results_and_card_are_written_from_the_saved_records():
@@ -55,7 +65,7 @@ def test_predictions_are_what_the_device_model_says():
     from vla_edge_ros.lab import plan_table
 
     how = 'run python -m vla_edge_ros.lab.plan_table docs/lab.md'
-    assert plan_table.renew(LAB) == LAB, how
+    assert renew(LAB, 'plans', plan_table.table()) == LAB, how
 
 
 def test_every_command_and_make_target_they_name_exists():

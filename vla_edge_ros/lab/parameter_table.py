@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 import sys
 
+from vla_edge_ros.lab.generated import renew
 from vla_edge_ros.nodes.camera import CameraParameters, FrameBufferParameters
 from vla_edge_ros.nodes.engine import PolicyParameters
 from vla_edge_ros.nodes.realtime import RealtimeParameters
@@ -17,8 +18,6 @@ from vla_edge_ros.parameters import describe
 from vla_edge_ros.runtime.action_queue import ActionQueueParameters
 from vla_edge_ros.runtime.admission import AdmissionParameters
 from vla_edge_ros.runtime.control_loop import ControlLoopParameters
-
-BEGIN, END = '<!-- parameters: generated -->', '<!-- parameters: end -->'
 
 
 def node_parameters() -> dict[str, Sequence[type]]:
@@ -50,21 +49,15 @@ def table(sets: Sequence[type]) -> Iterator[str]:
             yield f'| `{name}` | `{shown}` | {allowed} | {live} | {meaning} |'
 
 
-def tables() -> str:
-    """Return all tables with a heading each."""
-    parts = []
+def tables() -> list[str]:
+    """Return the lines of all tables, with a heading each."""
+    lines = []
     for node, sets in node_parameters().items():
-        parts += [f'#### {node}', '', *table(sets), '']
-    return '\n'.join(parts)
-
-
-def renew(text: str) -> str:
-    """Return ``text`` with the tables between the two marks replaced."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f'{before}{BEGIN}\n\n{tables()}\n{END}{after}'
+        lines += ['', f'#### {node}', '', *table(sets)]
+    return lines[1:]
 
 
 if __name__ == '__main__':
     path = Path(sys.argv[1])
-    path.write_text(renew(path.read_text(encoding='utf-8')), encoding='utf-8')
+    text = renew(path.read_text(encoding='utf-8'), 'parameters', tables())
+    path.write_text(text, encoding='utf-8')

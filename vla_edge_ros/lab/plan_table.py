@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 import sys
 
+from vla_edge_ros.lab.generated import renew
 from vla_edge_ros.lab.plan import make_plan, P50, P99
 from vla_edge_ros.runtime.admission import AdmissionParameters
 from vla_edge_ros.runtime.devices import catalogue
 from vla_edge_ros.runtime.loop_parameters import ControlLoopParameters
 
-BEGIN, END = '<!-- plans: generated -->', '<!-- plans: end -->'
 COLUMNS = (
     ('1.5B', 'random:1.5b', 'bf16'), ('1.5B, int8', 'random:1.5b', 'int8'),
     ('1.5B, int4', 'random:1.5b', 'int4'), ('0.5B', 'random:0.5b', 'bf16'),
@@ -36,13 +36,6 @@ def table() -> Iterator[str]:
         yield f'| `{name}` | {" | ".join(cells)} |'
 
 
-def renew(text: str) -> str:
-    """Return ``text`` with the table between the two marks replaced."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f'{before}{BEGIN}\n\n' + '\n'.join(table()) + f'\n\n{END}{after}'
-
-
 if __name__ == '__main__':
     path = Path(sys.argv[1])
-    path.write_text(renew(path.read_text(encoding='utf-8')), encoding='utf-8')
+    path.write_text(renew(path.read_text(encoding='utf-8'), 'plans', table()), encoding='utf-8')

@@ -21,6 +21,7 @@ from vla_edge_ros.lab.evidence_tables import (
     memory_table,
     write_power_models,
 )
+from vla_edge_ros.lab.generated import renew
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.lab.sweep.published import keep_sweep, sweep_lines
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
@@ -31,7 +32,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDS = ROOT / 'docs' / 'results'
 CARD = DEFAULT_POLICY / 'README.md'
 README, EVIDENCE = ROOT / 'README.md', ROOT / 'docs' / 'evidence.md'
-BEGIN, END = '<!-- results: generated -->', '<!-- results: end -->'
 DELAYS_MS = (0, 33, 67, 100, 133, 167, 200)
 EPISODES = 500  # without delay; a quarter of them for each point of the curve
 COSTS_MS = (8, 40, 100)
@@ -293,18 +293,12 @@ def all_tables() -> list[str]:
         *sweep_lines(RECORDS, _source), '', *evidence(), *engine_tables()]
 
 
-def renew(text: str, lines: list[str]) -> str:
-    """Return ``text`` with ``lines`` for what stands between the marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return '\n'.join([f'{before}{BEGIN}', '', *lines, '', f'{END}{after}'])
-
-
 def renewed_pages() -> dict[Path, str]:
     """Return every page that has results, as it has to be."""
     tables = {README: demo_table(), EVIDENCE: all_tables()}
     return {
-        page: renew(page.read_text(encoding='utf-8'), lines) for page, lines in tables.items()
+        page: renew(page.read_text(encoding='utf-8'), 'results', lines)
+        for page, lines in tables.items()
     } | {ROOT / DOCUMENT: engine_page(ROOT), CARD: card()}
 
 
