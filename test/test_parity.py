@@ -83,7 +83,7 @@ def test_behind_a_filled_cache_the_compared_tokens_are_the_last_ones():
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['--model', 'random:7b'], '--model must be a folder, or random: with one of 0.5b, 1.5b'),
+        (['--model', 'random:7b'], '--model must be a checkpoint folder or one of random:0.5b'),
         (['--model', 'nowhere'], '--model must be a folder with a config.json, got'),
         (['--slots', '-1'], '--slots must be numbers in 0..32000, apart by commas, got'),
         (['--slots', '31,x'], '--slots must be numbers in 0..32000, apart by commas, got'),

@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Callable
 import json
 from pathlib import Path
-import tempfile
 
 from vla_edge_ros.clock import MonotonicClock
 from vla_edge_ros.errors import ConfigError
@@ -23,20 +22,19 @@ from vla_edge_ros.lab.bench_page import document
 from vla_edge_ros.lab.chunks import Endless, EngineChunks, PolicyChunks
 from vla_edge_ros.lab.gpu_state import gpu_state, pci_address
 from vla_edge_ros.lab.metered_policy import MeteredPolicy
-from vla_edge_ros.lab.random_model import SHAPES
-from vla_edge_ros.lab.random_policy import fast_random_weights, write_random_policy
+from vla_edge_ros.lab.random_policy import fast_random_weights, load_policy
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.lab.roofline import DECODE_TOKENS, PREFILL_TOKENS
 from vla_edge_ros.nodes.engine import calibrate
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_file, write_text
-from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
+from vla_edge_ros.policy.policy import Policy
+from vla_edge_ros.policy.shapes import RANDOM, SHAPES
 from vla_edge_ros.progress import terminal_progress
 
 POLICY = 'policy'
 """The shape that is the embedded policy, with its encoder."""
 LENGTHS, CHUNKS, ENDURED_LENGTH = '32,512,2048,4064', '300', '2048'
-KV_SLOTS = 4096
 MODES = ('endurance', 'loop', 'energy')
 """Options of which each is another measurement."""
 MIN_ENERGY_S = 0.2
@@ -166,12 +164,8 @@ def _energy(options, stop: StopRequest) -> dict:
 
 
 def _load_policy(options) -> Policy:
-    progress = terminal_progress()
-    if options.shape == POLICY:
-        return Policy.load(DEFAULT_POLICY, backend=options.backend, progress=progress)
-    with tempfile.TemporaryDirectory() as folder:
-        write_random_policy(Path(folder), SHAPES[options.shape], KV_SLOTS)
-        return Policy.load(folder, backend=options.backend, progress=progress)
+    model = '' if options.shape == POLICY else RANDOM + options.shape
+    return load_policy(model, options.backend, 0, terminal_progress())
 
 
 def _cuda_engine(config, weights, slots: int):

@@ -20,13 +20,14 @@ import numpy as np
 
 from vla_edge_ros.errors import BackendUnavailable, ConfigError
 from vla_edge_ros.kernels import cpu, load_backend
-from vla_edge_ros.lab.random_model import random_weights, SHAPES
+from vla_edge_ros.lab.random_model import random_weights
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_file, write_text
 from vla_edge_ros.policy.config import TransformerConfig
 from vla_edge_ros.policy.decoder import Transformer
 from vla_edge_ros.policy.policy import DEFAULT_POLICY
+from vla_edge_ros.policy.shapes import load_shape, RANDOM, SHAPES
 from vla_edge_ros.policy.weights import expected_shapes, load_weights
 
 COSINE_FLOOR = 0.9999
@@ -265,12 +266,9 @@ def _lengths(text: str) -> list[int]:
 
 
 def _cases(options) -> Iterator[Case]:
-    if options.model.startswith('random:'):
-        name = options.model.removeprefix('random:')
-        if name not in SHAPES:
-            rule = f'must be a folder, or random: with one of {", ".join(SHAPES)}'
-            raise ConfigError('--model', rule, options.model)
-        yield Case(options.model, SHAPES[name], random_weights(SHAPES[name], 1, 'bfloat16'))
+    if options.model.startswith(RANDOM):
+        config = load_shape(options.model, '--model').transformer
+        yield Case(options.model, config, random_weights(config, 1, 'bfloat16'))
         return
     if options.model:
         case = checkpoint_case(Path(options.model))

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import io
 import json
 from pathlib import Path
-import tempfile
 from typing import Any
 
 from rich.console import Console
@@ -15,12 +14,11 @@ from vla_edge_ros.errors import ConfigError
 from vla_edge_ros.kernels import choose_backend
 from vla_edge_ros.lab.profile import LATENCY, measure_cpu, measure_cuda, report
 from vla_edge_ros.lab.quiet import quiet_interpreter
-from vla_edge_ros.lab.random_policy import write_random_policy
+from vla_edge_ros.lab.random_policy import load_policy
 from vla_edge_ros.lab.record import environment_record
 from vla_edge_ros.nodes.process import StopRequest
 from vla_edge_ros.outputs import check_file, FOLDERS_ARE_MADE, write_bytes, write_text
-from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
-from vla_edge_ros.policy.shapes import load_shape, RANDOM
+from vla_edge_ros.policy.shapes import load_shape
 from vla_edge_ros.progress import terminal_progress
 
 MAX_RUNS = 10_000
@@ -84,14 +82,9 @@ def profile(model: str, backend: str, slots: int, runs: int, repeats: int) -> di
         The model, its slots or the backend cannot be had.
 
     """
-    try:
-        config = load_shape(model)
-    except ConfigError as error:
-        if error.field != 'model':
-            raise
-        raise ConfigError('--model', error.rule, error.value) from None
+    config = load_shape(model, '--model')
     name, reason = choose_backend(backend, config.transformer)
-    policy = _load(model, config, name, slots)
+    policy = load_policy(model, name, slots, terminal_progress())
     measure = measure_cuda if name == 'cuda' else measure_cpu
     with quiet_interpreter():
         rows, roofs = measure(policy, runs, repeats)
@@ -106,16 +99,6 @@ def profile(model: str, backend: str, slots: int, runs: int, repeats: int) -> di
         'repeats': repeats,
         **report(rows, roofs),
     }
-
-
-def _load(model: str, config, backend: str, slots: int) -> Policy:
-    progress = terminal_progress()
-    if not model.startswith(RANDOM):
-        return Policy.load(
-            model or DEFAULT_POLICY, backend=backend, kv_slots=slots, progress=progress)
-    with tempfile.TemporaryDirectory() as folder:
-        write_random_policy(Path(folder), config.transformer, config.kv_slots)
-        return Policy.load(folder, backend=backend, kv_slots=slots, progress=progress)
 
 
 def show(record: Mapping[str, Any], console: Console) -> None:

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 import shutil
+import tempfile
 
 import numpy as np
 
 from vla_edge_ros.lab.random_model import hugging_face_config
-from vla_edge_ros.policy.policy import DEFAULT_POLICY
+from vla_edge_ros.policy.policy import DEFAULT_POLICY, Policy
 from vla_edge_ros.policy.policy_config import PolicyConfig
+from vla_edge_ros.policy.shapes import load_shape, RANDOM
 from vla_edge_ros.policy.vision import weight_shapes
 from vla_edge_ros.policy.weights import expected_shapes
 
@@ -31,6 +33,27 @@ def fast_random_weights(config) -> dict[str, np.ndarray]:
             values *= np.float32(0.8 / np.sqrt(shape[1]))
             tensors[name] = (values.view(np.uint32) >> 16).astype(np.uint16)
     return tensors
+
+
+def load_policy(model: str, backend: str, kv_slots: int, progress) -> Policy:
+    """
+    Return a policy ready to run.
+
+    Parameters
+    ----------
+    model : str
+        As of ``load_shape``; what is a shape only gets random weights.
+    backend, kv_slots, progress
+        As of ``Policy.load``.
+
+    """
+    if not model.startswith(RANDOM):
+        return Policy.load(
+            model or DEFAULT_POLICY, backend=backend, kv_slots=kv_slots, progress=progress)
+    config = load_shape(model)
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_policy(Path(folder), config.transformer, config.kv_slots)
+        return Policy.load(folder, backend=backend, kv_slots=kv_slots, progress=progress)
 
 
 def write_random_policy(folder: Path, transformer, kv_slots: int) -> None:

@@ -18,7 +18,7 @@ SHAPES = MappingProxyType({
 })
 
 
-def load_shape(model: str = '') -> PolicyConfig:
+def load_shape(model: str = '', field: str = 'model') -> PolicyConfig:
     """
     Return the configuration of a policy, without its weights.
 
@@ -28,6 +28,8 @@ def load_shape(model: str = '') -> PolicyConfig:
         A checkpoint folder, or ``random:`` and one of ``SHAPES``: a decoder of that shape with
         pictures, prompt and actions as the embedded policy has them and 4,096 slots for frames.
         Empty is the embedded policy.
+    field : str
+        What the user calls it.
 
     Raises
     ------
@@ -40,7 +42,7 @@ def load_shape(model: str = '') -> PolicyConfig:
     name = model.removeprefix(RANDOM)
     if name not in SHAPES:
         names = ', '.join(RANDOM + shape for shape in SHAPES)
-        raise ConfigError('model', f'must be a checkpoint folder or one of {names}', model)
+        raise ConfigError(field, f'must be a checkpoint folder or one of {names}', model)
     return replace(
         PolicyConfig.load(DEFAULT_POLICY), transformer=SHAPES[name], kv_slots=REFERENCE_KV_SLOTS)
 

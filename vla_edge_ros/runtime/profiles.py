@@ -84,7 +84,7 @@ def load_profile(name: str, model: str = '', backend: str = 'auto') -> LatencyPr
         weights.
 
     """
-    config = load_shape(model)
+    config = load_shape(model, 'profile_model')
     if name == MEASURED:
         if model.startswith(RANDOM):
             rule = f'must be a checkpoint folder with latency_profile {MEASURED}'

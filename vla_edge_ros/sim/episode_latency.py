@@ -47,12 +47,7 @@ def episode_profile(parameters) -> LatencyProfile:
 
     """
     if parameters.latency_profile:
-        try:
-            return load_profile(parameters.latency_profile, parameters.profile_model)
-        except ConfigError as error:
-            if error.field != 'model':
-                raise
-            raise ConfigError('profile_model', error.rule, error.value) from None
+        return load_profile(parameters.latency_profile, parameters.profile_model)
     if parameters.latency_trace:
         costs_ns = read_stage_costs(parameters.latency_trace, 'latency_trace')
         return recorded_profile(parameters.latency_trace, costs_ns)
